@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,14 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mqtt5 import PubCompPacket, PublishPacket, PubRecPacket, PubRecReasonCode, PubRelPacket
 
 from tests.conftest import NewMosquitto
 from tests.engines.strace import Injection, inject_command, was_injected
 from tests.helpers import wait_until
-from tests.integration.net.scripted import Line, Scripted
 from towline import ClientSettings, Publisher
-from towline.cli import main
 from towline.errors import ConfigError, JournalLocked, PublisherError
 from towline.mqtt.events import Filter
 from towline.net.client import Client
@@ -93,54 +87,10 @@ def test_a_receipt_tells_disk_and_broker(broker: Mosquitto, heard: list[int], tm
 
 def test_that_nobody_is_subscribed_is_told(mosquitto: Mosquitto, tmp_path: Path) -> None:
     """Mosquitto's PUBACK says 0x10; to QoS 2 it says 0, as it looks for subscribers after PUBREC only."""
-    with Client(mosquitto.uri, client_id="c") as client:
-        assert [client.publish("nobody", b"", qos=qos).wait(60).reason for qos in (1, 2)] == [0x10, 0]
     with Publisher(mosquitto.uri, client_id="p", state_dir=tmp_path / "p") as publisher:
         receipts = [publisher.publish("nobody", b"", qos=qos) for qos in (1, 2)]
         assert [receipt.at_broker.result(60) for receipt in receipts] == [0x10, 0]
         assert publisher.status()["unmatched"] == 1
-
-
-def test_that_nobody_is_subscribed_is_told_of_qos_2_too_when_pubcomp_comes_later(tmp_path: Path) -> None:
-    """Where a server says so in PUBREC; here the connection ends before PUBCOMP."""
-
-    def received(line: Line) -> None:
-        line.welcome()
-        packet_id = line.expect(PublishPacket).packet_id or 0
-        line.send(PubRecPacket(packet_id, reason_code=PubRecReasonCode.NO_MATCHING_SUBSCRIBERS))
-        line.expect(PubRelPacket)
-
-    def completed(line: Line) -> None:
-        line.welcome(session_present=True)
-        line.send(PubCompPacket(line.expect(PubRelPacket).packet_id))
-        assert line.closed()
-
-    with Scripted(received, completed, received, completed) as server:
-        with Client(server.uri, client_id="c") as client:
-            assert client.publish("nobody", b"", qos=2).wait(60).reason == 0x10
-        with Publisher(server.uri, client_id="p", state_dir=tmp_path / "p") as publisher:
-            assert publisher.publish("nobody", b"", qos=2).at_broker.result(60) == 0x10
-            assert publisher.status()["unmatched"] == 1
-
-
-def test_eight_threads_share_one_outbox(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:
-    with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
-        receipts: list[int] = []
-
-        def work(thread: int) -> None:
-            receipts.extend(publisher.publish(f"d/{thread}", str(thread * 100 + n)).number for n in range(100))
-
-        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(8)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-        assert publisher.flush(30) == 0
-    assert sorted(receipts) == list(range(800))
-    wait_until(lambda: len(heard) == 800, what="all")
-    for thread in range(8):
-        mine = [n for n in heard if n // 100 == thread]
-        assert mine == sorted(mine)
 
 
 def test_what_a_broker_that_is_away_did_not_get_goes_out_at_the_next_start(
@@ -159,37 +109,6 @@ def test_what_a_broker_that_is_away_did_not_get_goes_out_at_the_next_start(
         assert publisher.epoch == 2
     wait_until(lambda: len(set(heard)) == 50, what="all")
     assert in_order(heard)
-
-
-def test_a_full_outbox_refuses_or_blocks_as_it_was_told(broker: Mosquitto, tmp_path: Path) -> None:
-    broker.stop()
-    with Publisher(broker.uri, state_dir=tmp_path / "r", max_bytes=1 << 20, overflow="refuse") as publisher:
-        with pytest.raises(PublisherError, match="TL-O01"):  # noqa: PT012 - one of many
-            for _ in range(100):
-                publisher.publish("d/1", bytes(50_000))
-        kept = publisher.status()["accepted"]
-        assert 0 < kept < 100
-        broker.start()
-        assert publisher.flush(30) == 0
-        wait_until(
-            lambda: publisher.publish("d/1", bytes(50_000), wait=False).on_disk.exception(5) is None, what="room"
-        )
-    broker.stop()
-    with Publisher(broker.uri, state_dir=tmp_path / "b", max_bytes=1 << 20) as publisher:
-        done = threading.Event()
-
-        def fill() -> None:
-            for _ in range(40):
-                publisher.publish("d/1", bytes(50_000))
-            done.set()
-
-        filling = threading.Thread(target=fill, daemon=True)
-        filling.start()
-        wait_until(lambda: publisher.status()["held_back"], what="a full outbox")
-        assert not done.is_set()
-        broker.start()
-        assert done.wait(60)
-        assert publisher.flush(30) == 0
 
 
 def test_what_came_before_the_clock_was_set_is_delivered(
@@ -234,28 +153,6 @@ def _life(broker: Mosquitto, state: Path, first: int, count: int, qos: int) -> l
     return [sys.executable, "-c", LIFE, broker.uri, str(state), str(first), str(count), str(qos)]
 
 
-@pytest.mark.parametrize("qos", [1, 2])
-def test_kill_9_of_the_process(broker: Mosquitto, heard: list[int], tmp_path: Path, qos: int) -> None:
-    promised = 0
-    for life in range(3):
-        command = _life(broker, tmp_path / "p", life * 1000, 1000, qos)
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL) as child:
-            assert child.stdout is not None
-            for line in child.stdout:
-                if int(line) == life * 1000 + 150:
-                    os.kill(child.pid, signal.SIGKILL)
-                    break
-            promised += 151
-    with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
-        assert publisher.flush(30) == 0
-        accepted = publisher.status()["accepted"]
-    wait_until(lambda: len(set(heard)) == accepted, what="all that was on disk")
-    assert {life * 1000 + n for life in range(3) for n in range(151)} <= set(heard)
-    assert in_order(heard)
-    if qos == 2:
-        assert Counter(heard).total() == accepted
-
-
 @pytest.mark.faults
 @pytest.mark.usefixtures("ptrace")
 @pytest.mark.parametrize(("call", "points"), [("fdatasync", (1, 3, 6, 11)), ("writev", (2, 5, 9))])
@@ -264,15 +161,6 @@ def test_kill_at_a_durable_write(
 ) -> None:
     """QoS 2, a kill at the n-th write or sync of a thread: nothing that was promised is lost, nothing is doubled."""
     _killed_at(broker, heard, tmp_path, call, points)
-
-
-@pytest.mark.long
-@pytest.mark.faults
-@pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("ptrace")
-@pytest.mark.parametrize("call", ["fdatasync", "writev", "fsync"])
-def test_kill_at_every_durable_write(broker: Mosquitto, heard: list[int], tmp_path: Path, call: str) -> None:
-    _killed_at(broker, heard, tmp_path, call, range(1, 200))
 
 
 def _killed_at(broker: Mosquitto, heard: list[int], tmp_path: Path, call: str, points: range | tuple[int, ...]) -> None:
@@ -289,37 +177,6 @@ def _killed_at(broker: Mosquitto, heard: list[int], tmp_path: Path, call: str, p
         assert Counter(n for n in heard if n in mine) == Counter(range(first, first + accepted)), (call, when)
         if not was_injected(log):
             return
-
-
-def test_a_message_at_which_the_broker_ends_the_connection_stops_nothing(
-    broker: Mosquitto, heard: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told: dict[int, str] = {}
-    with Publisher(broker.uri, state_dir=tmp_path / "p", on_outcome=told.__setitem__) as publisher:
-        for number in range(30):
-            publisher.publish("tab\there" if number == 7 else "d", str(number), qos=1 + number % 2)
-        assert publisher.flush(60) == 0
-    assert told == {number: "refused" if number == 7 else "delivered" for number in range(30)}
-    wait_until(lambda: set(heard) == set(range(30)) - {7}, what="all others")
-    with pytest.raises(SystemExit) as ended:
-        main(["refused", "show", str(tmp_path / "p"), "--json"])
-    assert ended.value.code == 0
-    assert [row["topic"] for row in json.loads(capsys.readouterr().out)["first"]] == ["tab\there"]
-
-
-def test_a_changed_client_id_is_refused_until_the_old_session_is_given_up(
-    broker: Mosquitto, heard: list[int], tmp_path: Path
-) -> None:
-    """The broker knows under the former one which QoS 2 messages it has."""
-    with Publisher(broker.uri, state_dir=tmp_path, client_id="pump-7") as publisher:
-        publisher.publish("d/1", "1", qos=2).at_broker.result(60)
-    with pytest.raises(ConfigError, match=r'client id "pump-7", and client_id is "pump-8" now.*TL-M23'):
-        Publisher(broker.uri, state_dir=tmp_path, client_id="pump-8")
-    with Publisher(broker.uri, state_dir=tmp_path, client_id="pump-8", abandon_session="pump-7") as publisher:
-        publisher.publish("d/1", "2", qos=2).at_broker.result(60)
-    with Publisher(broker.uri, state_dir=tmp_path, client_id="pump-8") as publisher:
-        publisher.publish("d/1", "3", qos=2).at_broker.result(60)
-    wait_until(lambda: heard == [1, 2, 3], what="all three")
 
 
 def test_qos_2_to_several_brokers_needs_a_word(tmp_path: Path) -> None:

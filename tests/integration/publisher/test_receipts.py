@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from tests.conftest import NewMosquitto
-from tests.engines.strace import Injection, inject_command, was_injected
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
-from towline import AsyncPublisher, Client, ClientSettings, Publisher, files
+from towline import AsyncPublisher, Publisher, files
+from towline.delivery.receipts.mark import ReceiptKeys
 from towline.errors import ConfigError, GatewayError, PublisherError
 from towline.gateway.client import Lease
-from towline.gateway.settings import GatewaySettings
 from towline_prove.devstack import Mosquitto
-from towline_prove.subject import GatewayRun
 
 __all__ = ["new_gateway"]
 
@@ -147,15 +152,6 @@ def test_a_receipt_comes_after_the_commit_and_not_before(gateway: Gateway, broke
     assert [row["user_properties"] for row in rows_of(gateway)] == [[{"key": "a", "value": "b"}]] * 6
 
 
-def test_a_publisher_without_receipts_says_so(broker: Mosquitto, tmp_path: Path) -> None:
-    with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
-        failure = publisher.publish("t/1", "1").end_to_end.exception(0)
-    assert isinstance(failure, ConfigError)
-    assert "receipts=True" in str(failure)
-    with pytest.raises(ConfigError, match="need protocol"):
-        Publisher(broker.uri, state_dir=tmp_path / "p", receipts=True, settings=ClientSettings(protocol="3.1.1"))
-
-
 def test_a_broker_that_loses_its_whole_store(
     gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
 ) -> None:
@@ -225,30 +221,6 @@ def test_nothing_is_sent_again_while_only_kafka_is_away(gateway: Gateway, broker
     kept_once(gateway, range(50))
 
 
-def test_a_stub_has_its_receipt_and_none_is_no_receipt(
-    gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
-) -> None:
-    crowd = [("k", "v")] * 1_001
-    with new_publisher(broker, tmp_path) as publisher:
-        with Client(broker.uri, client_id="device") as client:
-            ours = publisher.status()["client_id"].replace("towline-", "towline/receipts/")
-            client.publish(ours, b"{}", user_properties=crowd).wait(60)
-        large = publisher.publish("t/1", "large", user_properties=crowd)
-        publisher.publish("t/1", "small").end_to_end.result(60)
-        large.end_to_end.result(60)
-        assert publisher.flush(10) == 0
-        assert publisher.status()["receipts"]["sent_again"] == 0
-    assert spark.on.is_set()
-    first, second = rows_of(gateway)
-    assert (first["payload"], second["payload"]) == (None, b"small")
-    assert [pair["key"] for pair in first["user_properties"]] == [
-        "towline-reason",
-        "towline-size",
-        "towline-sha256",
-        "towline-properties",
-    ]
-
-
 def test_asyncio(gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path) -> None:
     async def main() -> None:
         async with AsyncPublisher(
@@ -285,73 +257,111 @@ def test_the_command_waits_for_kafka(gateway: Gateway, broker: Mosquitto, tmp_pa
     assert "7 messages in Kafka" in second.stdout
 
 
-@pytest.mark.faults
-@pytest.mark.usefixtures("ptrace")
-@pytest.mark.parametrize(
-    ("call", "points"), [("fdatasync", (2, 7)), pytest.param("writev", (4, 11), marks=pytest.mark.long)]
-)
-def test_a_gateway_killed_at_a_durable_write(
-    broker: Mosquitto, tmp_path: Path, call: str, points: tuple[int, ...]
+# what others, and copies, write under a publisher's name: nothing of the publisher's is lost by it
+
+
+@contextmanager
+def device(broker: Mosquitto) -> Iterator[paho.Client]:
+    """A client of the same broker that has no key."""
+    made = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    made.connect("127.0.0.1", broker.port)
+    made.loop_start()
+    yield made
+    made.disconnect()
+    made.loop_stop()
+
+
+def say(client: paho.Client, payload: str, *pairs: tuple[str, str]) -> None:
+    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    properties.UserProperty = list(pairs)
+    client.publish("t/1", payload, 1, properties=properties).wait_for_publish(60)
+
+
+def payloads(gateway: Gateway) -> list[str]:
+    return [row["payload"].decode() for row in rows_of(gateway)]
+
+
+def publisher(broker: Mosquitto, tmp_path: Path, directory: str = "p") -> Publisher:
+    return new_publisher(broker, tmp_path, directory, receipt_patience_s=1)
+
+
+def test_a_forged_mark_makes_nothing_vanish(
+    gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
 ) -> None:
-    _killed_at(broker, tmp_path, call, points)
+    with publisher(broker, tmp_path) as victim, device(broker) as forger:
+        name = victim.journal_id
+        say(forger, "low", ("towline-id", name), ("towline-n", "1.3.3"), ("towline-auth", f"aa.{'0' * 32}"))
+        say(forger, "epoch", ("towline-id", name), ("towline-n", "9999999999.0.0"), ("towline-auth", f".{'0' * 32}"))
+        say(forger, "question", ("towline-id", name), ("towline-n", "1.0.0?aa"), ("towline-auth", f"aa.{'0' * 32}"))
+        say(forger, "without a code", ("towline-id", name), ("towline-n", "1.3.3"))
+        say(forger, "twice", ("towline-id", "q"), ("towline-id", name), ("towline-n", "1.3.3"))
+        gateway.until(journaled=5)
+        for number in range(5):
+            victim.publish("t/1", str(number))
+        assert victim.flush(60) == 0
+        assert victim.status()["receipts"]["epoch"] == 1
+    spark.end()
+    assert sorted(payloads(gateway)) == sorted([*"01234", "low", "epoch", "question", "without a code", "twice"])
+    assert not any(row["user_properties"] for row in rows_of(gateway))
+    told = gateway.status()["receipts"]
+    assert (told["forged"], told["publishers"], told["unknown"]) == (4, 1, 0)
+    assert gateway.log.read_text().count("TL-M35") == 1
 
 
-@pytest.mark.long
-@pytest.mark.faults
-@pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("ptrace")
-@pytest.mark.parametrize("call", ["fdatasync", "writev", "fsync"])
-def test_a_gateway_killed_at_every_durable_write(broker: Mosquitto, tmp_path: Path, call: str) -> None:
-    _killed_at(broker, tmp_path, call, range(1, 100))
+def test_a_forged_receipt_lets_nothing_go(gateway: Gateway, broker: Mosquitto, tmp_path: Path) -> None:
+    with publisher(broker, tmp_path) as victim, device(broker) as forger:
+        receipt = victim.publish("t/1", "0")  # no gateway runs
+        receipt.at_broker.result(60)
+        topic = f"towline/receipts/{victim.journal_id}"
+        for told in ({"watermark": 1}, {"watermark": 1, "codes": ["0" * 32]}, {"watermark": 0, "epoch": 2}):
+            made = {"publisher": victim.journal_id, "epoch": 1, **told}
+            payload = json.dumps(made, separators=(",", ":"))
+            forger.publish(topic, payload, 1, retain=True).wait_for_publish(60)
+        wait_until(lambda: victim.status()["receipts"]["not_believed"] == 3, what="three forged receipts")
+        assert not receipt.end_to_end.done()
+        assert victim.awaiting == 1
+        gateway.start()
+        gateway.until(journaled=1)
+        commit(gateway)
+        receipt.end_to_end.result(60)
 
 
-def _killed_at(broker: Mosquitto, tmp_path: Path, call: str, points: range | tuple[int, ...]) -> None:
-    """The gateway dies at its n-th write or sync, the next goes on: each message once, and each gets its receipt."""
-    for when in points:
-        name, log = f"g{when}", tmp_path / f"strace{when}"
-        settings = GatewaySettings.model_validate(
-            {
-                "name": name,
-                "state_dir": tmp_path / name,
-                "brokers": broker.uri,
-                "subscriptions": [{"pattern": f"{name}/#", "qos": 1}],
-                "receipts": {"key_file": str(write_key(tmp_path))},
-                "journal": {"retain_bytes": 1 << 20},
-            }
-        )
-        injection = Injection(call, str(when), "KILL")
-        with GatewayRun(settings).start(lambda command, i=injection, f=log: inject_command(command, i, f)) as run:  # type: ignore[misc]
-            with new_publisher(broker, tmp_path, f"p{when}", receipt_patience_s=1) as publisher:
-                for number in range(12):
-                    publisher.publish(f"{name}/{number % 2}", str(number), qos=1 + number % 2)
-                    _commit(run)
-                wait_until(lambda p=publisher, r=run: _goes_on(r) and not p.awaiting, 60, "all receipts")  # type: ignore[misc]
-            client, status = run.client(), run.status()
-            assert client is not None
-            assert status is not None
-            with client:
-                rows = [row for batch in client.read(status["journal"], 0, status["end"]) for row in batch.to_pylist()]
-            assert sorted(int(row["payload"]) for row in rows) == list(range(12)), (call, when)
-            run.kill()
-        if not was_injected(log):
-            return
+def test_a_publisher_with_a_key_of_its_own(
+    gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"TL-C84.*") as told:
+        Publisher(broker.uri, state_dir=tmp_path / "q", receipts=True)
+    name = told.value.location.split()[-1]
+    own = tmp_path / "own.key"
+    own.write_text("# made for it\n" + "\n".join(ReceiptKeys.read_file(write_key(tmp_path)).derive_key_lines(name)))
+    own.chmod(0o600)
+    with Publisher(broker.uri, state_dir=tmp_path / "q", receipts=True, receipt_key_file=own) as one:
+        assert one.journal_id == name
+        one.publish("t/1", "0").end_to_end.result(60)
+        assert spark.on.is_set()
+    with pytest.raises(ConfigError, match="TL-C86"):
+        Publisher(broker.uri, state_dir=tmp_path / "r", receipts=True, receipt_key_file=own)
 
 
-def _goes_on(run: GatewayRun) -> bool:
-    """Commit; start a gateway that has died, and this time let it live."""
-    if not run.running:
-        run.start()
-    return _commit(run)
-
-
-def _commit(run: GatewayRun) -> bool:
-    """Commit what a gateway has; False while it does not answer."""
-    status, client = run.status(), run.client()
-    if status is None or client is None:
-        return False
-    try:
-        with client:
-            client.wait(Lease("spark"), status["end"], journal=status["journal"], timeout_s=0)
-    except GatewayError:
-        return False
-    return True
+def test_an_older_copy_of_a_publisher_loses_nothing(
+    gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
+) -> None:
+    """Numbers are given out anew, and grow past those that the gateway has, before a receipt is heard."""
+    with publisher(broker, tmp_path) as first:
+        for number in range(5):
+            first.publish("t/1", str(number))
+        assert first.flush(60) == 0
+    shutil.copytree(tmp_path / "p", tmp_path / "copy")
+    with publisher(broker, tmp_path) as first:
+        for number in range(5, 10):
+            first.publish("t/1", str(number))
+        assert first.flush(60) == 0
+    broker.stop()
+    with publisher(broker, tmp_path, "copy") as second:
+        receipts = [second.publish("t/1", f"new {number}") for number in range(8)]
+        broker.start()
+        assert second.flush(60) == 0
+        assert all(receipt.end_to_end.done() for receipt in receipts)
+        assert second.status()["receipts"]["epoch"] == 2
+    spark.end()
+    assert set(payloads(gateway)) == {*map(str, range(10)), *(f"new {number}" for number in range(8))}

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.net.test_client import Idle
 from towline import Publisher
 from towline.delivery.outrows import add_arrival, outgoing_messages, rows_from_messages
 from towline.errors import ConfigError, JournalFailed, PublisherError, TowlineError
@@ -148,15 +147,6 @@ def test_a_forked_process_is_refused_at_once(publisher: Publisher) -> None:
     assert publisher.publish("t", "3").number == 1  # the parent's is unharmed
 
 
-def test_a_forked_process_has_no_client() -> None:
-    client = Idle(NOWHERE, client_id="c")
-    calls: list[Callable[[], object]] = [client.receive, lambda: client.publish("t"), lambda: next(iter(client))]
-    with client._condition:
-        assert [in_child(call) for call in calls] == [34] * len(calls)
-        assert in_child(client.close) == 0
-    client.close()
-
-
 def test_a_publisher_does_not_travel(publisher: Publisher) -> None:
     with pytest.raises(TypeError, match="belongs to the process that created it"):
         pickle.dumps(publisher)
@@ -229,36 +219,3 @@ def test_a_callback_does_not_wait_for_its_own_thread(publisher: Publisher) -> No
     publisher._lifecycle.condition.release()
     assert done.wait(60)
     assert told == ["TL-O10"] * 3
-
-
-def test_large_messages_do_not_pile_up_in_one_frame(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames: list[int] = []
-    append = publisher._outbox.append
-
-    def watched(rows: Any) -> Any:
-        frames.append(rows.num_rows)
-        return append(rows)
-
-    monkeypatch.setattr(publisher._outbox, "append", watched)
-    with publisher._lifecycle.condition:
-        waiting = [publisher.publish("t", bytes(6 << 20), wait=False) for _ in range(7)]
-    assert [receipt.number for receipt in waiting] == list(range(7))
-    assert max(frames) <= 2
-
-
-def test_several_threads_may_close_at_the_same_time(tmp_path: Path) -> None:
-    for number in range(1, 4):
-        publisher = Publisher(NOWHERE, state_dir=tmp_path / "p")
-        publisher.publish("t")
-        begun, told = threading.Barrier(4), list[int]()
-
-        def close(publisher: Publisher = publisher, begun: threading.Barrier = begun, told: list[int] = told) -> None:
-            begun.wait()
-            told.append(publisher.close(1.0))
-
-        threads = [threading.Thread(target=close) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        assert told == [number] * 4

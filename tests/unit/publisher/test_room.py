@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from towline import Publisher
-from towline.errors import ConfigError, JournalFull, JournalLocked, PublisherError
+from towline.errors import ConfigError, JournalFull, PublisherError
 
 NOWHERE = "mqtt://127.0.0.1:9"
 
@@ -42,6 +42,18 @@ def test_no_room_is_told_once_and_a_message_that_waited_too_long_is_not_taken(
         publisher.close(0)
 
 
+def test_only_so_many_messages_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("towline.publisher.receipt._MAX_QUEUED", 10)
+    with Publisher(NOWHERE, state_dir=tmp_path / "p") as publisher:
+        with publisher._lifecycle.condition:  # the disk thread stands still
+            for number in range(10):
+                assert not publisher.would_block
+                last = publisher.publish("t", str(number), wait=False)
+            assert publisher.would_block
+        assert last.number == 9
+        publisher.close(0)
+
+
 def test_a_message_that_finds_no_room_is_called_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`AsyncPublisher` waits by a callback: without it, it would wait for ever."""
     called, called_back = threading.Event(), threading.Event()
@@ -58,13 +70,6 @@ def test_a_message_that_finds_no_room_is_called_back(tmp_path: Path, monkeypatch
         assert called_back.wait(20)
         assert isinstance(error := stage.exception(), PublisherError)
         assert error.code == "TL-O01"
-
-
-def test_a_second_publisher_of_this_process_is_told_so(tmp_path: Path) -> None:
-    publisher = Publisher(NOWHERE, state_dir=tmp_path / "p")
-    with pytest.raises(JournalLocked, match=r"this process has it open already, in another Publisher.*TL-J03"):
-        Publisher(NOWHERE, state_dir=tmp_path / "p")
-    publisher.close(0)
 
 
 @pytest.mark.parametrize(
