@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mqtt5 import (
@@ -131,40 +128,6 @@ def test_a_drain_elsewhere_takes_all_filters_back_and_rests_while_commits_are_wa
             broker.say(pump, *(PingRespPacket() for one in broker.heard() if isinstance(one, PingReqPacket)))
         assert pump.status()["drain"] == "waiting for commits"
         assert all(at is None or at > time.monotonic() + 1 for at in pump._send_pending(time.monotonic()))
-
-
-def calls_between(first: str, last: str, work: Callable[[], None]) -> list[str]:
-    """The Python functions that are called from the first call of one method of a socket to that of another."""
-    calls: list[str] = []
-    counting = False
-
-    def profile(frame: Any, event: str, called: Any) -> None:
-        nonlocal counting
-        if event == "c_call" and called.__name__ in (first, last):
-            counting = called.__name__ == first
-        elif event == "call" and counting:
-            calls.append(frame.f_code.co_qualname)
-
-    sys.setprofile(profile)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
-def test_a_publish_alone_is_acknowledged_after_a_hundred_calls_at_most(tmp_path: Path, broker: Broker) -> None:
-    """Its cost is mostly Python calls, whose number does not vary."""
-    with pumping(tmp_path, broker, 1, linger_ms=1) as (pump, _):
-        broker.accept(pump, session_present=False)
-        broker.heard()
-        turns = list[list[str]]()
-        for packet_id in range(1, 11):  # the first ones make what the others use again
-            broker.line.sendall(PublishPacket("t", b"21.5", qos=QoS.AT_LEAST_ONCE, packet_id=packet_id).write())
-            turns.append(calls_between("recv_into", "send", lambda: turn(pump)))
-            assert [one.packet_id for one in broker.heard() if isinstance(one, PubAckPacket)] == [packet_id]
-        fewest = min(turns, key=len)
-        assert 50 < len(fewest) <= 100, fewest
 
 
 def test_the_oldest_waiting_message_is_told_over_restarts(tmp_path: Path) -> None:

@@ -55,20 +55,24 @@ def test_a_range_that_is_not_there_is_named_with_the_ways_out(tmp_path: Path) ->
         commit(client, "default", 10_000)
         journal, first = server.journal.journal_id, server.journal.first_offset
         assert first > 0
-        for start, end, other, line in (
+        for start, end, other, code, line in (
             (
                 0,
                 10,
                 "",
-                f"offsets 0..9 are no longer in the journal, it begins at {first}. They were committed by every",
+                "TL-G05",
+                f"offsets 0..9 are no longer in the journal, it begins at {first}. They were",
             ),
-            (first, 10_001, "", "at offset 10,001, the journal ends at 10,000: an older copy"),
-            (first, first, "abc", f"belongs to journal abc, this gateway has journal {journal}"),
-            (first + 1, first, "", f"{first + 1}..{first} is not a range"),
+            (first, 10_001, "", "TL-G06", "at offset 10,001, the journal ends at 10,000: an older copy"),
+            (first, first, "abc", "TL-G04", f"belongs to journal abc, this gateway has journal {journal}"),
+            (first + 1, first, "", "TL-G08", f"{first + 1}..{first} is not a range"),
         ):
             with pytest.raises(GatewayError) as caught:
                 list(client.read(other or journal, start, end))
             assert line in str(caught.value)
+            assert caught.value.code == code
+        with pytest.raises(GatewayError, match=r"only receives, it has no outbox.*TL-G20"):
+            client.stored_batch("q/0", 0)
 
 
 def test_wait_keeps_the_limits(server: Served, client: GatewayClient) -> None:
