@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.gateway.serving import Served, hold_as, mark, raw, served
@@ -23,6 +23,11 @@ FAR, FARTHER = (replace(HERE, pid=1, host=f"{HERE.host} (pid namespace {n})") fo
 HOLDERS = [HERE, LIVING, ENDED, FAR, FARTHER]
 
 
+#: A reader far away sends a sign of life, and is followed after the whole time, not before.
+FOLLOWED = [("acquire", 6), ("wait", 3), ("acquire", 6), ("wait", 6), ("acquire", 8), ("wait", 1), ("acquire", 8)]
+
+
+@example(FOLLOWED)
 @given(st.lists(st.tuples(st.sampled_from(["acquire", "release", "wait"]), st.integers(0, 9)), max_size=60))
 def test_a_reader_holds_its_consumer_until_it_ends_and_never_again(steps: Iterable[tuple[str, int]]) -> None:
     """Two readers each of five processes; a model of one consumer."""
