@@ -1,10 +1,14 @@
-"""Long: secrets on a cluster: Kafka's get where tasks need them, and none shows; and a line whose state is shared."""
+"""Long: what executors lack is told, what is shipped runs, Kafka's secrets get there and none shows; shared state."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import tarfile
 from collections.abc import Callable, Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -17,13 +21,16 @@ from tests.integration.cluster.hurting import ENVIRONMENTS, executors_of, kill, 
 from tests.integration.cluster.page import KEYS, PATIENCE
 from tests.integration.kafka.reading import numbers
 from tests.integration.spark.searching import contents, rest_of
+from towline.spark.executors import REQUIRED_VERSIONS
 from towline_prove.devstack.process import free_port
 from towline_prove.devstack.secured import USER, SecuredKafka, SecuredMosquitto
 from towline_prove.devstack.stack import Stack, StackForm
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mark.broker, pytest.mark.timeout(1800)]
 
-FORM = StackForm(secure=True, spark_workers=2, shared=True)
+ROOT = Path(__file__).parents[3]
+PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+FORM = StackForm(secure=True, spark_workers=2, bare=True, shared=True)
 BRIDGE = (
     """
 name = "plant"
@@ -42,7 +49,7 @@ create_topics = {{ partitions = 1 }}
 master = "{master}"
 secret_file = "{secret}"
 ui = true
-conf = {{ "spark.executor.memory" = "512m", "spark.ui.port" = {ui}, {events} }}
+conf = {{ "spark.executor.memory" = "512m", "spark.ui.port" = {ui}, {conf} }}
 [gateway]
 listen = "{listen}"
 """
@@ -85,10 +92,17 @@ class Secured:
     def secrets(self) -> list[str]:
         return [file.read_text().strip() for file in self.own_files]
 
-    def write(self, state: Path, kafka_password: Path) -> None:
+    def write(self, state: Path, kafka_password: Path, shipped: Path | None = None) -> None:
         made, variables = self.mosquitto.certificates, self.stack.variables()
         (self.place / "events").mkdir(exist_ok=True)
         events = {"enabled": "true", "compress": "false", "dir": (self.place / "events").as_uri()}
+        conf = {f"spark.eventLog.{name}": value for name, value in events.items()} | {"spark.pyspark.python": PYTHON}
+        if shipped is not None:
+            conf |= {
+                "spark.submit.pyFiles": f"{shipped}/towline.zip",
+                "spark.archives": f"{shipped}/site-packages.tar.gz#site-packages",
+                "spark.executorEnv.PYTHONPATH": "site-packages",
+            }
         text = BRIDGE.format(
             state=state,
             mqtt=self.mosquitto.uri,
@@ -103,7 +117,7 @@ class Secured:
             master=self.cluster.master.address,
             secret=self.cluster.secret_file,
             ui=self._port,
-            events=_table({f"spark.eventLog.{name}": value for name, value in events.items()}),
+            conf=_table(conf),
             listen=variables["STACK_GATEWAY_1"],
             tls=self.stack.directory / "gateway",
         )
@@ -155,6 +169,23 @@ class Secured:
         }
 
 
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with ``towline.zip`` and ``site-packages.tar.gz``, as docs/spark.md makes them."""
+    place = tmp_path_factory.mktemp("ship")
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(place), str(ROOT)]
+    subprocess.run(wheel, check=True, timeout=300)
+    (made,) = place.glob("towline-*.whl")
+    shutil.copy(made, place / "towline.zip")
+    with tarfile.open(place / "site-packages.tar.gz", "w:gz", compresslevel=1) as archive:
+        for name in REQUIRED_VERSIONS:
+            found = distribution(name)
+            for file in found.files or ():
+                if ".." not in file.parts:  # its programs
+                    archive.add(str(found.locate_file(file)), arcname=str(file))
+    return place
+
+
 @pytest.fixture
 def secured(tmp_path: Path) -> Iterator[Secured]:
     with Stack(tmp_path / "stack", form=FORM) as stack:
@@ -166,23 +197,24 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
                 one.bridge.interrupt()
 
 
-def test_secrets_get_where_tasks_need_them_and_show_nowhere(
-    secured: Secured, record_property: Callable[[str, object], None]
+def test_packages_and_secrets_get_where_tasks_need_them_and_no_secret_shows(
+    secured: Secured, shipped: Path, record_property: Callable[[str, object], None]
 ) -> None:
     absent = secured.place / "password"
     absent.write_text(secured.kafka.password_file.read_text())
     absent.chmod(0o600)
     secured.write(secured.place / "state", absent)
     (line,) = [one for one in secured.ends().splitlines() if "[TL-S31]" in one]
+    assert "towline is missing, pyarrow is missing, confluent-kafka is missing, crc32c is missing" in line
     assert f"the file {absent} can't be read" in line
 
-    secured.write(secured.place / "state", secured.kafka.password_file)
+    secured.write(secured.place / "state", secured.kafka.password_file, shipped)
     (line,) = [one for one in secured.ends().splitlines() if "[TL-S33]" in one]
     assert f"it can't read and write {secured.place / 'state'} as the driver does" in line
 
     state = secured.bridge.directory / "state"
     shutil.move(secured.place / "state", state)
-    secured.write(state, secured.kafka.password_file)
+    secured.write(state, secured.kafka.password_file, shipped)
     secured.bridge.start()
     wait_until(secured.bridge.online, PATIENCE, "the gateway")
     secured.publish(0, 400)
