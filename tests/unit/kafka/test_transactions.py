@@ -241,30 +241,6 @@ def test_a_system_error_has_the_text_of_its_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "code", "mend"),
-    [
-        ("too_large", "TL-K05", "Raise the topic's max.message.bytes"),
-        ("partition", "TL-K06", "Correct it"),
-        ("", "TL-K06", "Correct it"),
-    ],
-)
-def test_a_record_that_can_not_be_sent(why: str, code: str, mend: str) -> None:
-    error = faults.bad_record_error("k", "t", why, "1,002 bytes")
-    assert error.code == code
-    assert error.problem == 'a record for topic "t" can not be written: 1,002 bytes'
-    assert error.remedy.startswith(mend)
-    assert "deadLetterTopic" in error.remedy
-    assert error.remedy.endswith(faults.NOT_COMMITTED)
-
-
-def test_missing_topics_and_how_to_make_them() -> None:
-    for count, says in ((1, '"a0" does'), (5, '"a4" does'), (8, "and 3 more")):
-        error = faults.missing_topics_error("k1:9092", {f"a{number}" for number in range(count)})
-        assert says in error.problem
-        assert "kafka-topics.sh --bootstrap-server k1:9092 --create --topic a0" in error.remedy
-
-
-@pytest.mark.parametrize(
     ("events", "explanation"),
     [
         ([CONNECT, DOWN], "k1:9092: Connect to k1 failed: Connection refused"),
