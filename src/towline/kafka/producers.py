@@ -123,6 +123,7 @@ class KafkaProducer:
             KafkaException, SystemError: A fatal error; the client is unusable.
         """
         produce, gc_enabled = self._producer.produce, gc.isenabled()
+        record: Record = ()
         # Records are tuples and lists without cycles, and a collection costs as much as half of `produce`.
         gc.disable()
         try:
@@ -131,8 +132,8 @@ class KafkaProducer:
                     produce(*record)
                 except BufferError:
                     self._produce_when_free(record)
-                except faults.CLIENT_ERRORS as error:
-                    raise self._client_refusal(record, error) from None
+        except faults.CLIENT_ERRORS as error:
+            raise self._client_refusal(record, error) from None
         finally:
             if gc_enabled:
                 gc.enable()
@@ -143,12 +144,8 @@ class KafkaProducer:
         deadline = min(self.deadline, time.monotonic() + self._settings.timeout_s + REPORT_GRACE_S)
         while time.monotonic() < deadline and not self.failure_count:
             self._producer.poll(_QUEUE_WAIT_S)
-            try:
+            with contextlib.suppress(BufferError):
                 return self._producer.produce(*record)
-            except BufferError:
-                continue
-            except faults.CLIENT_ERRORS as error:
-                raise self._client_refusal(record, error) from None
         raise QueueStuck("Kafka takes records too slowly, or not at all")
 
     def _client_refusal(self, record: Record, error: BaseException) -> Exception:
@@ -295,7 +292,8 @@ class TransactionalProducer(KafkaProducer):
             raise faults.unreachable_error(self._settings.servers, waited_s, reason, rows=True) from None
 
     def begin(self) -> None:
-        """Open a transaction; its time-out at the broker starts with the first record."""
+        """Open the transaction; its time-out at the broker starts with the first record."""
+        assert not self._started_at, "a producer serves one transaction"
         self.reset()
         with self._convert_errors("to begin"):
             self._producer.begin_transaction()

@@ -119,15 +119,16 @@ def test_a_port_that_is_taken_is_one_clear_line(served: Served, verdicts: Any) -
             pass
 
 
-@pytest.mark.parametrize("limit", ["_REQUEST_TIMEOUT_S", "_CONNECTION_TIMEOUT_S"])
-@pytest.mark.parametrize("data", [b"G", b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+@pytest.mark.parametrize(
+    ("request_s", "connection_s", "data"),
+    [(0.5, 600.0, b"G"), (600.0, 0.5, b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")],
+)
 def test_who_takes_all_places_is_cut_off(
-    verdicts: Any, monkeypatch: pytest.MonkeyPatch, limit: str, data: bytes
+    verdicts: Any, monkeypatch: pytest.MonkeyPatch, request_s: float, connection_s: float, data: bytes
 ) -> None:
     """As many as there are places: with half a request each, or with an answer that nobody takes."""
-    monkeypatch.setattr(server, limit, 0.5)
-    if data != b"G":
-        monkeypatch.setattr(server, "_CONNECTION_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server, "_REQUEST_TIMEOUT_S", request_s)
+    monkeypatch.setattr(server, "_CONNECTION_TIMEOUT_S", connection_s)
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(serve(verdicts, HOME, [Route("/large", lambda _: Response(LARGE))]))
         for _ in range(4):
