@@ -136,24 +136,6 @@ def test_the_witness_of_a_batch_is_that_of_all_its_partitions_or_none(
     assert MarkerStep.sum_partitions(steps) == over
 
 
-@given(st.integers(1, 3), st.lists(st.integers(0, 4), max_size=20))
-def test_whatever_crashes_every_batch_is_written_once(parallelism: int, crashes: list[int]) -> None:
-    """Spark as it is: a batch runs until its commit is logged. Each number is how many transactions a run lives for."""
-    kafka: dict[int, Marker] = {}
-    written: list[tuple[int, int]] = []
-    batch, lives = 0, iter([*crashes, 4])
-    for transactions in lives:
-        for partition in range(min(parallelism, transactions)):
-            found = found_for(kafka.get(partition), batch, parallelism, hashes={})
-            assert found not in STOPS
-            if found is not MarkerVerdict.ALREADY_WRITTEN:
-                kafka[partition] = Marker(batch, parallelism, writer="q")
-                written.append((batch, partition))
-        batch += transactions > parallelism  # lived until Spark's commit log had it
-    assert len(written) == len(set(written))
-    assert {(b, p) for b in range(batch) for p in range(parallelism)} <= set(written)
-
-
 # -- every mismatch is one line that says what happened and names a way out that can be typed --
 
 STORE = MarkerStore(settings(parallelism="4"), "s")

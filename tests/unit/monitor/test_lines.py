@@ -12,6 +12,7 @@ from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.monitor.test_server import Served
 from towline.bridge.runtime.state import PAUSED_FILE, BridgeState, consume_restart_request, read_pause
 from towline.bridge.runtime.status import collect_bridge_status
+from towline.monitor import server
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.server import BridgeLines, serve
 
@@ -31,7 +32,8 @@ class Bridged(Served):
 
 
 @pytest.fixture
-def bridged(tmp_path: Path) -> Iterator[Bridged]:
+def bridged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bridged]:
+    monkeypatch.setattr(server, "_ACCEPT_INTERVAL_S", 0.0)
     (tmp_path / "token").write_text(f"# of the operator\n{TOKEN}\n")
     (tmp_path / "token").chmod(0o600)
     bridge = read(GOOD + MONITOR, tmp_path)

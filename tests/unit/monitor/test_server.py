@@ -76,7 +76,8 @@ class Served:
 
 
 @pytest.fixture
-def verdicts() -> Iterator[Any]:
+def verdicts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(server, "_ACCEPT_INTERVAL_S", 0.0)  # one test has the pace
     made = Verdicts()
     yield made
     made.held.set()
@@ -146,6 +147,13 @@ def test_one_too_many_is_sent_away_and_answers_under_way_count(served: Served, v
     wait_until(lambda: not served.answers(), what="places kept")
     verdicts.held.set()
     wait_until(served.answers, what="an answer again")
+
+
+def test_clients_come_at_a_pace(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_ACCEPT_INTERVAL_S", 0.1)
+    began = time.monotonic()
+    assert all(served.answers() for _ in range(4))
+    assert time.monotonic() - began >= 0.19
 
 
 def test_it_ends_at_once_whoever_is_connected(verdicts: Any) -> None:
