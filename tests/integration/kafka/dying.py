@@ -1,14 +1,11 @@
-"""Writes batches exactly once in a process of its own, and dies or sleeps at a named step of one of them.
+"""Writes batches exactly once in a process of its own, and dies or sleeps at a step of the last: python -m ... JSON.
 
-    python -m tests.integration.kafka.dying BOOTSTRAP TOPIC FIRST LAST ROWS STEP AT [SIGNAL [OPTION=VALUE ...]]
-
-Batches FIRST to LAST of ROWS rows each; in batch AT the process sends itself SIGNAL (SIGKILL) at STEP. Nothing in the
-product knows of it: the steps are calls of the client, and they are wrapped here. Prints each batch it knows to be
-committed, and the line of the error that ended it.
+The steps are calls of the client, wrapped here. Prints each batch it knows to be committed, or the error that ended it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -39,44 +36,34 @@ STEPS: dict[str, tuple[Any, str, str]] = {
 }
 
 
-#: What happens at the step.
-_signal = signal.SIGKILL
-
-
-def die() -> None:
-    """As the kernel's out-of-memory killer would; or fall asleep as a paused machine does, and go on after SIGCONT."""
-    print("at the step", flush=True) if _signal != signal.SIGKILL else None  # noqa: T201 - our answer
-    os.kill(os.getpid(), _signal)
-
-
-def arm(step: str) -> None:
-    """Make the next call of a step the last."""
+def arm(step: str, number: int) -> None:
+    """Make the next call of a step the last; or fall asleep there as a paused machine does, and go on after SIGCONT."""
     owner, name, moment = STEPS[step]
     original: Callable[..., Any] = getattr(owner, name)
+
+    def die() -> None:
+        print("at the step", flush=True) if number == signal.SIGSTOP else None  # noqa: T201 - our answer
+        os.kill(os.getpid(), number)
 
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         if moment == "before":
             die()
         if moment == "middle":
-            args[0].records.__next__()
-            half = [next(args[0].records) for _ in range(args[0].size // 2)]
-            for record in half:
+            next(args[0].records)
+            for record in [next(args[0].records) for _ in range(args[0].size // 2)]:
                 self._producer.produce(*record)
+        if moment in {"middle", "flushed"}:
             self._producer.flush(10)
             die()
-        if moment == "flushed":
-            self._producer.flush(10)
-            die()
-            setattr(owner, name, original)
         if moment == "during":
             # A commit with no time to wait for the answer: the request leaves, then the process is gone.
             try:
                 self._producer.commit_transaction(0.002)
             finally:
                 die()
+        setattr(owner, name, original)
         result = original(self, *args, **kwargs)
         if moment == "after":
-            setattr(owner, name, original)
             die()
         return result
 
@@ -84,24 +71,19 @@ def arm(step: str) -> None:
 
 
 def main(
-    bootstrap: str, topic: str, first: int, last: int, rows: int, step: str, at: int, options: dict[str, Any]
+    kafka: str, topic: str, first: int, last: int, rows: int, step: str = "", number: int = signal.SIGKILL
 ) -> None:
-    """Write, and die."""
-    sink = exactly_once(bootstrap, topic=topic, sinkId=topic, **options)
+    sink = exactly_once(kafka, topic=topic, sinkId=topic)
     for batch in range(first, last + 1):
-        if batch == at and step != "none":
-            arm(step)
+        if batch == last and step:
+            arm(step, number)
         try:
             done = sink.deliver(Task(0, batch=batch, query=QUERY), counted(batch * rows, (batch + 1) * rows))
         except KafkaError as error:
             print(error, flush=True)  # noqa: T201 - our answer
-            raise SystemExit(1) from None
+            sys.exit(1)
         print(batch, "skipped" if done.was_skipped else "written", done.rows, flush=True)  # noqa: T201 - our answer
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    if len(given) > 7:
-        _signal = signal.Signals[given[7]]
-    more: dict[str, Any] = dict(pair.split("=", 1) for pair in given[8:])
-    main(given[0], given[1], int(given[2]), int(given[3]), int(given[4]), given[5], int(given[6]), more)
+    main(**json.loads(sys.argv[1]))

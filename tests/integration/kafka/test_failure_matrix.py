@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -56,8 +57,9 @@ def check(kafka: Kafka, name: str, batches: int) -> None:
     ],
 )
 def test_a_paused_worker_wakes_up_late(kafka: Kafka, sink_id: str, step: str, outcome: str) -> None:
-    arguments = [kafka.bootstrap, sink_id, "0", "0", str(ROWS), step, "0", "SIGSTOP"]
-    command = [sys.executable, "-m", "tests.integration.kafka.dying", *arguments]
+    told = {"kafka": kafka.bootstrap, "topic": sink_id, "first": 0, "last": 0, "rows": ROWS, "step": step}
+    worker_of = json.dumps({**told, "number": signal.SIGSTOP})
+    command = [sys.executable, "-m", "tests.integration.kafka.dying", worker_of]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         try:
@@ -65,10 +67,10 @@ def test_a_paused_worker_wakes_up_late(kafka: Kafka, sink_id: str, step: str, ou
             wait_until(lambda: _state(worker.pid) == "T", what="a stopped worker")
             assert write(sink(kafka, sink_id), 0).was_skipped == (outcome == "0 written")
             os.kill(worker.pid, signal.SIGCONT)
-            told = worker.stdout.read()
+            said = worker.stdout.read()
         finally:
             worker.kill()
-    assert outcome in told
+    assert outcome in said
     check(kafka, sink_id, 1)
     write(sink(kafka, sink_id), 1)
     check(kafka, sink_id, 2)
