@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -77,13 +77,9 @@ def _series(text: str) -> dict[str, float]:
 
 
 def firing(place: Path, sound: str, hurt: Mapping[str, Hurt]) -> dict[str, set[str]]:
-    """Which alerts fire for each of `hurt`, as `promtool test rules` finds it out.
+    """Which alerts fire for each of `hurt`, 25 minutes after 20 of a `sound` scrape, as `promtool test rules` says.
 
-    Args:
-        place: For the file of the test.
-        sound: A scrape of the endpoint while all was well; it is so for 20 minutes.
-        hurt: Scrapes while something was wrong, by name; it is so for 25 minutes then. Of two scrapes the counters go
-            on growing as they did in between. None for an endpoint that does not answer.
+    Of two scrapes the counters go on growing as they did in between; None is an endpoint that does not answer.
     """
     return {name: _firing(place / f"{name}.json", sound, text) for name, text in hurt.items()}
 
@@ -137,8 +133,3 @@ def _part(value: float | None, times: int, before: float | None = None) -> str:
         return " ".join([str(value).replace("inf", "Inf").replace("nan", "NaN")] * times)
     step = f"+{value - before!r}" if before is not None and value > before > 0 else ""
     return f"{value!r}{step}x{times - 1}"
-
-
-def names(rules: Iterable[Rule] = RULES) -> set[str]:
-    """Of all alerts."""
-    return {rule.name for rule in rules}

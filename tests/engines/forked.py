@@ -1,9 +1,4 @@
-"""Gateways forked from a process that has imported them: tests start hundreds.
-
-Python and the imports take ten times the CPU of all that such a gateway does, and as much again under strace. What
-they do is of no interest there: strace is attached when they are done, before the gateway does anything. A bridge
-starts its gateways as `python -m towline.gateway`, in its own tests.
-"""
+"""Gateways forked from a process that has imported them, which takes ten times the CPU of what such a gateway does."""
 
 from __future__ import annotations
 
@@ -16,17 +11,15 @@ import sys
 from typing import TYPE_CHECKING
 
 from towline_prove.devstack.process import is_stopped, wait_for
-from towline_prove.subject import GatewayRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.context import ForkServerProcess
     from pathlib import Path
-    from typing import Self
 
     from towline.gateway.settings import GatewaySettings
 
-__all__ = ["ForkedGateway", "ForkedProcess", "fork_gateway"]
+__all__ = ["ForkedProcess", "fork_gateway"]
 
 _START_S = 60.0
 
@@ -35,12 +28,7 @@ _forkserver.set_forkserver_preload(["__main__", "towline.gateway.process"])
 
 
 class ForkedProcess:
-    """A gateway process; when it has ended, its tracer has too. A part of what `subprocess.Popen` has.
-
-    Args:
-        process: The gateway.
-        tracer: What is attached to it, and ends with it.
-    """
+    """A gateway process and its tracer, which ends with it; a part of what `subprocess.Popen` has."""
 
     def __init__(self, process: ForkServerProcess, tracer: subprocess.Popen[bytes] | None) -> None:
         assert process.pid is not None
@@ -83,7 +71,7 @@ def fork_gateway(
     Args:
         settings: Its settings.
         log: For its output.
-        tracer: The command that attaches itself to a pid and says so, such as `tests.engines.strace.wrapped`.
+        tracer: The command that attaches itself to a pid and says so, such as `tests.engines.strace.inject_command`.
         drain_s: In place of that of the settings.
         prepare: Called in the new process, before anything else; of a module that can be imported.
     """
@@ -92,16 +80,6 @@ def fork_gateway(
     process = _forkserver.Process(target=_run, args=given)
     process.start()
     return ForkedProcess(process, None if tracer is None else _attached(process, tracer, log))
-
-
-class ForkedGateway(GatewayRun):
-    """As `python -m towline.gateway` would be; `fork` in place of `start`."""
-
-    def fork(self, tracer: Callable[[int], list[str]] | None = None) -> Self:
-        """Start the process; do not wait for it. See `fork_gateway`."""
-        assert self.log is not None
-        self.child = fork_gateway(self.settings, self.log, tracer)
-        return self
 
 
 def _attached(process: ForkServerProcess, tracer: Callable[[int], list[str]], log: Path) -> subprocess.Popen[bytes]:
@@ -117,12 +95,7 @@ def _attached(process: ForkServerProcess, tracer: Callable[[int], list[str]], lo
     return tracing
 
 
-def _run(
-    settings: bytes,
-    log: Path,
-    traced: bool,
-    prepare: Callable[[], None] | None,
-) -> None:
+def _run(settings: bytes, log: Path, traced: bool, prepare: Callable[[], None] | None) -> None:
     """In the new process."""
     from towline.gateway.process import main  # noqa: PLC0415 - long imported here, and by nobody who forks
 

@@ -12,20 +12,15 @@ the two. A sync covers the calls that had returned before it started, and counts
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Final, Self
+from typing import Any, Final, Self
 
-from tests.engines.strace import read_record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tests.engines.strace import Call
-
+from tests.engines.strace import Call, read_record
 
 #: Bytes that a disk writes in one piece.
 _SECTOR: Final = 512
@@ -55,115 +50,76 @@ class UnsupportedCall(Exception):
     """System call on a file below the root that the model does not support; the test proves nothing."""
 
 
-@dataclass(slots=True)
-class _ContentChange:
-    """Change of a file's content: bytes at a position, or a new size."""
+@dataclass(slots=True, eq=False)
+class _Node:
+    """File (bytes) or directory (names): as programs see it, as it is on disk, and the changes between the two."""
 
-    line: int
-    position: int
-    data: bytes = b""
-    size: int | None = None
+    durable: Any
+    seen: Any
+    #: line of the record where the change had returned, and the change
+    changes: list[tuple[int, Callable[[Any], None]]] = field(default_factory=list)
 
+    @classmethod
+    def new(cls, content: bytes | dict[str, _Node]) -> _Node:
+        """A node, all of it durable."""
+        if isinstance(content, dict):
+            return cls(dict(content), dict(content))
+        return cls(bytearray(content), bytearray(content))
 
-@dataclass(slots=True)
-class _File:
-    """Durable content of a file and its unsynced changes; `size` is the size for programs."""
+    @property
+    def is_directory(self) -> bool:
+        return isinstance(self.seen, dict)
 
-    durable: bytearray = field(default_factory=bytearray)
-    changes: list[_ContentChange] = field(default_factory=list)
-    size: int = 0
-
-    def add_change(self, change: _ContentChange) -> None:
-        self.changes.append(change)
-        self.size = change.size if change.size is not None else max(self.size, change.position + len(change.data))
-
-    def sync(self, before_line: int) -> None:
-        for change in self.changes:
-            if change.line < before_line:
-                _apply(self.durable, change)
-        self.changes = [change for change in self.changes if change.line >= before_line]
-
-    def content(self, survives: Survives) -> bytes:
-        content = bytearray(self.durable)
-        for change in self.changes:
-            for sector in _sectors(change):
-                if survives():
-                    _apply(content, sector)
-        return bytes(content)
-
-
-def _sectors(change: _ContentChange) -> Iterator[_ContentChange]:
-    """Yield the sectors of a change, each of which a disk writes whole or not at all."""
-    position, end = change.position, change.position + len(change.data)
-    if change.size is not None or position == end:
-        yield change
-        return
-    while position < end:
-        sector_end = min(end, position - position % _SECTOR + _SECTOR)
-        yield _ContentChange(
-            change.line, position, change.data[position - change.position : sector_end - change.position]
-        )
-        position = sector_end
-
-
-def _apply(content: bytearray, change: _ContentChange) -> None:
-    if change.size is not None:
-        del content[change.size :]
-        content.extend(bytes(change.size - len(content)))
-        return
-    content.extend(bytes(max(0, change.position - len(content))))
-    content[change.position : change.position + len(change.data)] = change.data
-
-
-@dataclass(slots=True)
-class _NameChange:
-    """Change of a directory's names, applied as a whole (a rename within the directory is one)."""
-
-    line: int
-    nodes: dict[str, _Node | None]
-
-
-@dataclass(slots=True)
-class _Directory:
-    """Durable names of a directory and its unsynced changes; `names` are the names for programs."""
-
-    durable: dict[str, _Node] = field(default_factory=dict)
-    changes: list[_NameChange] = field(default_factory=list)
-    names: dict[str, _Node] = field(default_factory=dict)
-
-    def add_change(self, line: int, nodes: dict[str, _Node | None]) -> None:
-        self.changes.append(_NameChange(line, nodes))
-        _apply_names(self.names, nodes)
+    def change(self, line: int, *changes: Callable[[Any], None]) -> None:
+        for change in changes:
+            change(self.seen)
+            self.changes.append((line, change))
 
     def sync(self, before_line: int) -> None:
-        for change in self.changes:
-            if change.line < before_line:
-                _apply_names(self.durable, change.nodes)
-        self.changes = [change for change in self.changes if change.line >= before_line]
+        for line, change in self.changes:
+            if line < before_line:
+                change(self.durable)
+        self.changes = [entry for entry in self.changes if entry[0] >= before_line]
 
-    def entries(self, survives: Survives) -> dict[str, _Node]:
-        names = dict(self.durable)
-        for change in self.changes:
+    def after_failure(self, survives: Survives) -> Any:
+        content = self.durable.copy()
+        for _, change in self.changes:
             if survives():
-                _apply_names(names, change.nodes)
-        return names
+                change(content)
+        return content
 
 
-_Node = _File | _Directory
+def _write(content: bytearray, *, position: int, data: bytes) -> None:
+    content.extend(bytes(max(0, position - len(content))))
+    content[position : position + len(data)] = data
 
 
-def _apply_names(names: dict[str, _Node], nodes: dict[str, _Node | None]) -> None:
+def _resize(content: bytearray, *, size: int) -> None:
+    del content[size:]
+    content.extend(bytes(size - len(content)))
+
+
+def _rename(names: dict[str, _Node], *, nodes: dict[str, _Node | None]) -> None:
     for name, node in nodes.items():
         names.pop(name, None)
         if node is not None:
             names[name] = node
 
 
+def _sectors(position: int, data: bytes) -> Iterator[Callable[[bytearray], None]]:
+    """Yield the writes of a write's sectors, each of which a disk makes whole or not at all."""
+    start, end = position, position + len(data)
+    while start < end:
+        sector_end = min(end, start - start % _SECTOR + _SECTOR)
+        yield partial(_write, position=start, data=data[start - position : sector_end - position])
+        start = sector_end
+
+
 @dataclass(slots=True)
 class _OpenFile:
     """Open file with the position of the next write."""
 
-    file: _File
+    file: _Node
     position: int = 0
     append: bool = False
 
@@ -171,11 +127,9 @@ class _OpenFile:
 #: What a system call does, as the method of `DiskModel` that follows it.
 _METHODS: Final = {
     **dict.fromkeys(("open", "openat", "creat"), "_open_call"),
-    **dict.fromkeys(("write", "writev"), "_write_call"),
-    **dict.fromkeys(("pwrite64", "pwritev"), "_write_at_call"),
+    **dict.fromkeys(("write", "writev", "pwrite64", "pwritev"), "_write_call"),
     "lseek": "_seek_call",
     "ftruncate": "_truncate_call",
-    "fallocate": "_allocate_call",
     "mmap": "_map_call",
     **dict.fromkeys(("dup", "dup2", "dup3"), "_duplicate_call"),
     **dict.fromkeys(("rename", "renameat", "renameat2"), "_rename_call"),
@@ -185,23 +139,16 @@ _METHODS: Final = {
     **dict.fromkeys(("fsync", "fdatasync"), "_sync_call"),
     **dict.fromkeys(("sync", "syncfs"), "_sync_all_call"),
 }
-
 #: Calls that change a file's content in ways this model does not follow.
-_UNSUPPORTED_CALLS: Final = frozenset({"truncate", "sendfile", "copy_file_range", "splice", "symlink", "symlinkat"})
+_UNSUPPORTED_CALLS: Final = frozenset(
+    ("truncate", "fallocate", "sendfile", "copy_file_range", "splice", "symlink", "symlinkat")
+)
 
 
 class DiskModel:
-    """Files below a directory, as programs see them and as they are on disk.
+    """Files below `root`, as programs see them and as they are on disk; no symbolic links on the way there."""
 
-    Args:
-        root: The directory, without symbolic links on the way.
-        top: Its content, all of it durable.
-
-    Attributes:
-        root: The directory.
-    """
-
-    def __init__(self, root: Path, top: _Directory) -> None:
+    def __init__(self, root: Path, top: _Node) -> None:
         self.root = root
         self._top = top
         #: By descriptor and path: one program does not open a file twice under one number.
@@ -210,53 +157,34 @@ class DiskModel:
     @classmethod
     def empty(cls, root: Path) -> Self:
         """Return the model of an empty directory."""
-        return cls(root, _Directory())
+        return cls(root, _Node.new({}))
 
     @classmethod
     def of(cls, root: Path) -> Self:
         """Return the model of an existing directory, all of it durable, without sockets and links."""
-        return cls(root, _load_directory(root))
+        return cls(root, _load(root))
 
     def apply(self, call: Call) -> None:
-        """Apply the next call of a record.
-
-        Raises:
-            UnsupportedCall: It changes a file in a way that the model does not support.
-        """
+        """Apply the next call of a record; UnsupportedCall if the model does not follow it."""
         if call.result is None or call.result < 0 or call.is_injected:
             return
         method = _METHODS.get(call.name)
         if method is not None:
             getattr(self, method)(call)
-        elif call.name in _UNSUPPORTED_CALLS and any(
-            self._parts(path) is not None for path in [*call.paths, *self._named_paths(call)]
-        ):
-            raise UnsupportedCall(f"{call.name}({call.arguments})")
+        elif call.name in _UNSUPPORTED_CALLS:
+            paths = [*call.paths, *self._named_paths(call)]
+            if any(Path(path).is_relative_to(self.root) for path in paths):
+                raise UnsupportedCall(f"{call.name}({call.arguments})")
 
     def replay(self, log: Path, *, include_syncs: bool = True) -> Self:
-        """Apply all calls of a record.
-
-        Args:
-            log: The record.
-            include_syncs: Without its syncs, a record shows the effect of a program that makes none.
-
-        Raises:
-            UnsupportedCall: The record holds a change that the model does not support.
-        """
+        """Apply all calls of a record; without its syncs it shows a program that makes none."""
         for call in read_record(log, self.root):
             if include_syncs or "sync" not in call.name:
                 self.apply(call)
         return self
 
     def lose_power(self, survives: Survives = NOTHING) -> Path:
-        """Lose power: replace the directory by its durable content. Its writers must be dead.
-
-        Args:
-            survives: Called for each unsynced change.
-
-        Returns:
-            The path of the previous directory.
-        """
+        """Replace the directory by its durable content, its writers being dead; return where the previous one is."""
         names = (self.root.with_name(f"{self.root.name}-before-{number}") for number in count(1))
         previous = next(name for name in names if not name.exists())
         self.root.rename(previous)
@@ -264,42 +192,27 @@ class DiskModel:
         return previous
 
     def restore(self, target: Path, survives: Survives = NOTHING) -> None:
-        """Write the durable content into a new directory.
-
-        Args:
-            target: Created here; must not exist.
-            survives: Called for each unsynced change.
-        """
-        _write_directory(self._top, target, survives)
-
-    def unsynced_changes(self) -> dict[str, int]:
-        """Return the number of unsynced changes by path; directories end with a slash."""
-        return {path: len(node.changes) for path, node in _walk(self._top, "") if node.changes}
+        """Write the durable content into a new directory."""
+        _store(self._top, target, survives)
 
     def differences(self) -> list[str]:
         """Return the paths whose content differs from the model: none after a complete record."""
-        return sorted(_find_differences(self._top, self.root, ""))
+        return sorted(_differences(self._top, _load(self.root), ""))
 
     # -- names -----------------------------------------------------------------------------------------------------
 
-    def _parts(self, path: str) -> tuple[str, ...] | None:
-        """Return the path below the root as parts; None for a path elsewhere."""
-        try:
-            return Path(path).relative_to(self.root).parts
-        except ValueError:
-            return None
-
     def _node(self, path: str) -> _Node | None:
-        parts = self._parts(path)
+        if not Path(path).is_relative_to(self.root):
+            return None
         node: _Node | None = self._top
-        for part in parts or ():
-            node = node.names.get(part) if isinstance(node, _Directory) else None
-        return node if parts is not None else None
+        for part in Path(path).relative_to(self.root).parts:
+            node = node.seen.get(part) if node is not None and node.is_directory else None
+        return node
 
-    def _directory_of(self, path: str) -> tuple[_Directory, str] | None:
+    def _directory_of(self, path: str) -> tuple[_Node, str] | None:
         """Return directory and name of a path below the root, else None."""
         directory = self._node(str(Path(path).parent))
-        return (directory, Path(path).name) if isinstance(directory, _Directory) else None
+        return (directory, Path(path).name) if directory is not None and directory.is_directory else None
 
     def _named_paths(self, call: Call) -> list[str]:
         """Return the absolute paths of a call, each relative to its directory descriptor if there is one."""
@@ -308,6 +221,10 @@ class DiskModel:
             bases = [str(self.root)] * len(names)
         return [os.path.normpath(Path(base) / name) for base, name in zip(bases, names, strict=False)]
 
+    def _set_name(self, call: Call, path: str, node: _Node | None) -> None:
+        if (location := self._directory_of(path)) is not None:
+            location[0].change(call.end_line, partial(_rename, nodes={location[1]: node}))
+
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def _open_call(self, call: Call) -> None:
@@ -315,53 +232,37 @@ class DiskModel:
         location = self._directory_of(path)
         if location is None or "O_DIRECTORY" in call.arguments or "O_TMPFILE" in call.arguments:
             return
-        directory, name = location
-        file = directory.names.get(name)
+        file = location[0].seen.get(location[1])
         if file is None and "O_CREAT" in call.arguments:
-            file = _File()
-            directory.add_change(call.end_line, {name: file})
-        if isinstance(file, _File):
-            if "O_TRUNC" in call.arguments and file.size:
-                file.add_change(_ContentChange(call.end_line, 0, size=0))
+            file = _Node.new(b"")
+            self._set_name(call, path, file)
+        if file is not None and not file.is_directory:
+            if "O_TRUNC" in call.arguments and file.seen:
+                file.change(call.end_line, partial(_resize, size=0))
             self._open_files[call.result or 0, path] = _OpenFile(file, append="O_APPEND" in call.arguments)
 
     def _open_file(self, call: Call) -> _OpenFile | None:
         return self._open_files.get((call.numbers[0], call.paths[0])) if call.paths and call.numbers else None
 
     def _write_call(self, call: Call) -> None:
-        target = self._open_file(call)
-        if target is None:
+        if (target := self._open_file(call)) is None:
             return
         data = b"".join(call.strings)[: call.result]
-        position = target.file.size if target.append else target.position
-        target.file.add_change(_ContentChange(call.end_line, position, data))
-        target.position = position + len(data)
-
-    def _write_at_call(self, call: Call) -> None:
-        target = self._open_file(call)
-        if target is not None:
-            # Linux: with O_APPEND the data goes to the end, whatever the offset (pwrite(2), BUGS)
-            position = target.file.size if target.append else call.numbers[-1]
-            target.file.add_change(_ContentChange(call.end_line, position, b"".join(call.strings)[: call.result]))
+        is_positioned = call.name.startswith("p")
+        # Linux: with O_APPEND the data goes to the end, whatever the offset (pwrite(2), BUGS)
+        position = call.numbers[-1] if is_positioned else target.position
+        position = len(target.file.seen) if target.append else position
+        target.file.change(call.end_line, *_sectors(position, data))
+        if not is_positioned:
+            target.position = position + len(data)
 
     def _seek_call(self, call: Call) -> None:
-        target = self._open_file(call)
-        if target is not None:
+        if (target := self._open_file(call)) is not None:
             target.position = call.result or 0
 
     def _truncate_call(self, call: Call) -> None:
-        target = self._open_file(call)
-        if target is not None:
-            target.file.add_change(_ContentChange(call.end_line, 0, size=call.numbers[-1]))
-
-    def _allocate_call(self, call: Call) -> None:
-        target = self._open_file(call)
-        if target is None:
-            return
-        _, mode, start, length = call.numbers
-        if mode:
-            raise UnsupportedCall(f"fallocate({call.arguments})")
-        target.file.add_change(_ContentChange(call.end_line, 0, size=max(target.file.size, start + length)))
+        if (target := self._open_file(call)) is not None:
+            target.file.change(call.end_line, partial(_resize, size=call.numbers[-1]))
 
     def _map_call(self, call: Call) -> None:
         is_open_here = any(path in call.paths for _, path in self._open_files)
@@ -369,102 +270,80 @@ class DiskModel:
             raise UnsupportedCall(f"mmap({call.arguments})")
 
     def _duplicate_call(self, call: Call) -> None:
-        target = self._open_file(call)
-        if target is not None:  # the same open file under another number
+        if (target := self._open_file(call)) is not None:  # the same open file under another number
             self._open_files[call.result or 0, call.paths[0]] = target
 
     def _rename_call(self, call: Call) -> None:
         old_path, new_path = self._named_paths(call)[:2]
         source, target = self._directory_of(old_path), self._directory_of(new_path)
-        node = source[0].names.get(source[1]) if source else None
+        node = source[0].seen.get(source[1]) if source else None
         if "RENAME_EXCHANGE" in call.arguments or (node is None and target is not None):
             raise UnsupportedCall(f"{call.name} {old_path} -> {new_path}")
         if source is None or node is None:
             return
-        if target is not None and source[0] is target[0]:
-            source[0].add_change(call.end_line, {source[1]: None, target[1]: node})
+        if target is not None and source[0] is target[0]:  # one change
+            source[0].change(call.end_line, partial(_rename, nodes={source[1]: None, target[1]: node}))
         else:
-            source[0].add_change(call.end_line, {source[1]: None})
-            if target is not None:
-                target[0].add_change(call.end_line, {target[1]: node})
-        self._move_open_files(old_path, new_path)
-
-    def _move_open_files(self, old_path: str, new_path: str) -> None:
-        """Change the paths of open files after a rename, also of those below a renamed directory."""
-        for (descriptor, path), target in list(self._open_files.items()):
+            self._set_name(call, old_path, None)
+            self._set_name(call, new_path, node)
+        for (descriptor, path), opened in list(self._open_files.items()):  # also below a renamed directory
             if path == old_path or path.startswith(old_path + "/"):
-                self._open_files[descriptor, new_path + path[len(old_path) :]] = self._open_files.pop(
-                    (descriptor, path), target
-                )
+                del self._open_files[descriptor, path]
+                self._open_files[descriptor, new_path + path[len(old_path) :]] = opened
 
     def _remove_call(self, call: Call) -> None:
-        location = self._directory_of(self._named_paths(call)[0])
-        if location is not None and location[1] in location[0].names:  # who has it open goes on writing to it
-            location[0].add_change(call.end_line, {location[1]: None})
+        self._set_name(call, self._named_paths(call)[0], None)  # who has it open goes on writing to it
 
     def _mkdir_call(self, call: Call) -> None:
-        location = self._directory_of(self._named_paths(call)[0])
-        if location is not None:
-            location[0].add_change(call.end_line, {location[1]: _Directory()})
+        self._set_name(call, self._named_paths(call)[0], _Node.new({}))
 
     def _link_call(self, call: Call) -> None:
         old_path, new_path = self._named_paths(call)[:2]
-        node, location = self._node(old_path), self._directory_of(new_path)
-        if location is not None and node is not None:
-            location[0].add_change(call.end_line, {location[1]: node})
+        if (node := self._node(old_path)) is not None:
+            self._set_name(call, new_path, node)
 
     def _sync_call(self, call: Call) -> None:
-        path = call.paths[0] if call.paths else ""
-        target = self._open_file(call)
-        node = target.file if target else self._node(path)
+        opened = self._open_file(call)
+        node = opened.file if opened else self._node(call.paths[0] if call.paths else "")
         if node is not None:
             node.sync(call.start_line)
 
     def _sync_all_call(self, call: Call) -> None:
-        for _, node in _walk(self._top, ""):
+        for node in _walk(self._top):
             node.sync(call.start_line)
 
 
-def _load_directory(path: Path) -> _Directory:
-    names: dict[str, _Node] = {}
-    for child in path.iterdir():
-        if child.is_dir() and not child.is_symlink():
-            names[child.name] = _load_directory(child)
-        elif child.is_file():
-            content = child.read_bytes()
-            names[child.name] = _File(bytearray(content), size=len(content))
-    return _Directory(dict(names), names=names)
+def _load(path: Path) -> _Node:
+    if not path.is_dir():
+        return _Node.new(path.read_bytes())
+    children = [child for child in path.iterdir() if child.is_file() or (child.is_dir() and not child.is_symlink())]
+    return _Node.new({child.name: _load(child) for child in children})
 
 
-def _write_directory(directory: _Directory, target: Path, survives: Survives) -> None:
+def _store(node: _Node, target: Path, survives: Survives) -> None:
+    content = node.after_failure(survives)
+    if not node.is_directory:
+        target.write_bytes(content)
+        target.chmod(0o600)
+        return
     target.mkdir(mode=0o700)
-    for name, node in directory.entries(survives).items():
-        if isinstance(node, _Directory):
-            _write_directory(node, target / name, survives)
-        else:
-            (target / name).write_bytes(node.content(survives))
-            (target / name).chmod(0o600)
+    for name, child in content.items():
+        _store(child, target / name, survives)
 
 
-def _find_differences(directory: _Directory, real_path: Path, path: str) -> Iterator[str]:
-    real_directory = _load_directory(real_path)
-    for name in real_directory.names.keys() | directory.names.keys():
-        node, real_node = directory.names.get(name), real_directory.names.get(name)
-        if isinstance(node, _Directory) and isinstance(real_node, _Directory):
-            yield from _find_differences(node, real_path / name, f"{path}/{name}")
-        elif isinstance(node, _File) and isinstance(real_node, _File):
-            if node.content(EVERYTHING) != real_node.durable:
-                yield f"{path}/{name}"
-        elif node is not real_node and not (isinstance(node, _File) and (real_path / name).exists()):
-            yield f"{path}/{name}"
+def _differences(node: _Node | None, real: _Node | None, path: str) -> Iterator[str]:
+    if node is None or real is None or node.is_directory != real.is_directory:
+        yield path
+    elif node.is_directory:
+        for name in real.seen.keys() | node.seen.keys():
+            yield from _differences(node.seen.get(name), real.seen.get(name), f"{path}/{name}")
+    elif node.seen != real.seen:
+        yield path
 
 
-def _walk(directory: _Directory, path: str) -> Iterator[tuple[str, _Node]]:
-    """Yield all files that programs see, and those that are still on disk."""
-    yield f"{path}/", directory
-    nodes: Iterable[tuple[str, _Node]] = {**directory.durable, **directory.names}.items()
-    for name, node in nodes:
-        if isinstance(node, _Directory):
-            yield from _walk(node, f"{path}/{name}")
-        else:
-            yield f"{path}/{name}", node
+def _walk(node: _Node) -> Iterator[_Node]:
+    """Yield all nodes that programs see, and those that are still on disk."""
+    yield node
+    if node.is_directory:
+        for child in {**node.durable, **node.seen}.values():
+            yield from _walk(child)

@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +36,16 @@ __all__ = ["STEPS", "main"]
 
 STEPS = ("planned", "writing", "written", "done", "cut")
 
-_CONTROL = "TOWLINE_TEST_CONTROL"
-
 
 def pause(step: str) -> None:
     """Stop here for ever when it is this step's turn."""
-    control = Path(os.environ[_CONTROL])
+    control = Path(os.environ["TOWLINE_TEST_CONTROL"])
     if (control / "stop-at").exists() and (control / "stop-at").read_text() == step:
         (control / "reached").touch()
         time.sleep(3600)
 
 
 def rows_before(offset: dict[str, Any]) -> int:
-    """How many rows of all gateways lie before an offset."""
     return sum(place.offset for place in SourceOffset.parse(offset).positions)
 
 
@@ -86,7 +84,7 @@ class Writer(StreamWriter):
         if first is None:
             return self.inner.write(iter(()))
         pause("writing")
-        return self.inner.write(batch for part in ([first], iterator) for batch in part)
+        return self.inner.write(chain([first], iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's
         if any(isinstance(message, KafkaTaskResult) and message.delivery.rows for message in messages):
@@ -100,25 +98,19 @@ class Sink(KafkaTransactional):
 
 
 def main() -> None:
-    """Run the query until killed: STATE_DIR CHECKPOINT BOOTSTRAP TOPIC GUARANTEE."""
-    state_dir, checkpoint, bootstrap, topic, guarantee = sys.argv[1:]
-    settings: dict[str, bool | float | int | str | None] = {
-        **towline.spark_conf(),
-        "spark.ui.enabled": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.log.level": "ERROR",
-    }
+    """Run the query until killed: STATE_DIR CHECKPOINT BOOTSTRAP TOPIC."""
+    state_dir, checkpoint, bootstrap, topic = sys.argv[1:]
+    settings: dict[str, Any] = {**towline.spark_conf(), "spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+    settings |= dict.fromkeys(("spark.driver.bindAddress", "spark.driver.host"), "127.0.0.1")
     spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
     spark.dataSource.register(Source)
     spark.dataSource.register(Sink)
-    rows = spark.readStream.format("mqtt").option("gateway", state_dir).option("guarantee", guarantee)
-    rows = rows.option("checkpointLocation", checkpoint).option("pollMs", 500)
-    records = rows.load().selectExpr("split(topic, '/')[1] AS key", "payload AS value")
-    writer = records.writeStream.format("kafka_transactional").option("kafka.bootstrap.servers", bootstrap)
-    writer = writer.option("topic", topic).option("guarantee", guarantee).option("checkpointLocation", checkpoint)
-    if guarantee == "exactly_once":
-        writer = writer.option("parallelism", 1)  # a task writes, so that it can be stopped after it
+    both = {"guarantee": "exactly_once", "checkpointLocation": checkpoint}
+    rows = spark.readStream.format("mqtt").options(gateway=state_dir, pollMs=500, **both).load()
+    records = rows.selectExpr("split(topic, '/')[1] AS key", "payload AS value")
+    # One task writes, so that it can be stopped after it.
+    writer = records.writeStream.format("kafka_transactional").options(topic=topic, parallelism=1, **both)
+    writer = writer.option("kafka.bootstrap.servers", bootstrap)
     for _ in range(5):  # Spark gives a new Python process ten seconds, too little on a busy machine
         query = writer.start()
         try:

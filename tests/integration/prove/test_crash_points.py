@@ -1,91 +1,112 @@
-"""Every crash point of a gateway's intake: each sync, each write of the journal, each ack, killed or failed."""
+"""Every crash point of a gateway's intake: killed at each send, failed at each sync, started again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from tests.conftest import NewMosquitto
-from tests.engines.crash import MIN_POINTS, CrashBench
-from tests.engines.strace import Injection
+from tests.engines.forked import fork_gateway
+from tests.engines.strace import Injection, inject_command, was_injected
+from tests.helpers import wait_until
+from towline.gateway.settings import GatewaySettings
+from towline.guarantee import Guarantee
+from towline.journal import Journal, Limits
+from towline.mqtt.events import Filter
+from towline.schema import ROW_SCHEMA
 from towline_prove.devstack import Mosquitto
+from towline_prove.history import read_history
+from towline_prove.load import LoadPlan, run_load
+from towline_prove.referee import Arrival, judge_arrivals
+from towline_prove.subject import GatewayRun, NotReady
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ptrace")]
 
-
-#: Messages and chunks: a larger run has more points of the same kinds, more chunks at the same places in the code.
-SIZES = [pytest.param(12, 3, id="small"), pytest.param(60, 6, id="larger", marks=pytest.mark.long)]
-
-
-class Case(NamedTuple):
-    """One enumeration."""
-
-    qos: int
-    call: str
-    fault: Literal["KILL", "EIO", "ENOSPC"]
-
-
-#: In `make test` the model of power loss has these points (`test_powerloss`, unit/journal/test_crash_points.py), and
-#: unit/journal/test_faults.py the failing calls; two others are real there.
-OF_THE_MODEL = [
-    Case(1, "sendto", "KILL"),  # durable, the broker does not know
-    Case(1, "writev", "KILL"),  # before a frame is in the file
-    Case(1, "rename", "KILL"),
-    Case(1, "fdatasync", "KILL"),
-    Case(1, "fsync", "KILL"),  # new files and directories
-    Case(1, "fsync", "EIO"),
-    Case(1, "writev", "EIO"),
-    Case(1, "fdatasync", "ENOSPC"),  # [I6] The end of the process whatever failed it, as with EIO.
-    Case(1, "writev", "ENOSPC"),
-    Case(2, "writev", "KILL"),
-    Case(2, "fdatasync", "KILL"),  # before PUBREC and before PUBCOMP
-    Case(2, "fdatasync", "EIO"),
-]
-
-CASES: list[Case | ParameterSet] = [
-    Case(1, "fdatasync", "EIO"),
-    # [I3]: message and packet id are durable in one step before PUBREC, the release before PUBCOMP.
-    Case(2, "sendto", "KILL"),  # durable, PUBREC or PUBCOMP not sent
-    *(pytest.param(case, marks=pytest.mark.long) for case in OF_THE_MODEL),
+MESSAGES = 12
+#: Of them `make test` has the model of power loss (`test_powerloss`), with the disk of every moment.
+LONG = [
+    *((1, call, "KILL") for call in ("sendto", "writev", "rename", "fdatasync", "fsync")),
+    *((1, call, fault) for call in ("writev", "fsync") for fault in ("EIO", "ENOSPC")),
+    *((2, call, "KILL") for call in ("writev", "fdatasync")),
 ]
 
 
-def name(case: Case) -> str:
-    return f"qos {case.qos} {case.call} {case.fault}"
+def life(broker: Mosquitto, directory: Path, qos: int, injection: Injection) -> bool:
+    """One gateway that meets a fault, and one that goes on in its place; whether the fault was met."""
+    name, log, claims = directory.name, directory / "strace", directory / "claims"
+    guarantee = Guarantee.EXACTLY_ONCE if qos == 2 else Guarantee.AT_LEAST_ONCE
+    settings = GatewaySettings(
+        name=name, state_dir=directory / "gateway", brokers=(broker.uri,),  # type: ignore[arg-type]
+        subscriptions=(Filter(f"{name}/#", qos=qos),), guarantee=guarantee, receive_maximum=4,
+    ).model_copy(update={"journal": Limits(segment_bytes=64 << 10)})  # fmt: skip
+    plan = LoadPlan(  # what fits into no segment alone, in several chunks
+        port=broker.port, run=name, publishers=2, devices=4, messages=MESSAGES, rate=800, size=7_500,
+        topic=f"{name}/{{device}}", qos=qos, seconds=30,
+    )  # fmt: skip
+    directory.mkdir()
+    with GatewayRun(settings, log=directory / "log") as gateway:
+        gateway.child = fork_gateway(settings, directory / "log", lambda pid: inject_command(pid, injection, log))
+        try:
+            gateway.wait_online()
+        except NotReady:
+            code = gateway.wait(5)
+        else:
+            run_load(plan, claims)
+            gateway.wait_journaled(MESSAGES, 20)
+            code = gateway.stop(15)
+    met = code in {-9, 137} if injection.fault == "KILL" else was_injected(log)
+    assert met or code == 0
+    assert not (met and "sync" in injection.call and code == 0), "[I6]"
+    with GatewayRun(settings, log=directory / "log") as gateway:
+        gateway.child = fork_gateway(settings, directory / "log")
+        gateway.wait_online()
+        if not claims.exists():
+            run_load(plan, claims)
+        wait_until(lambda: not judge_arrivals(read_history(claims), served(gateway)).lost, what="what the broker has")
+        assert gateway.stop(15) == 0
+    with Journal.open(settings.inbox_dir, schema=ROW_SCHEMA) as journal:
+        verdict = judge_arrivals(read_history(claims), arrivals(journal.read(journal.first_offset, journal.end)))
+    assert verdict.ok(guarantee), f"{injection}: {verdict.summary_line()} {verdict.stories}"
+    assert verdict.adds_up()
+    return met
 
 
-@pytest.fixture
-def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
-    return new_mosquitto(max_queued_messages="0")
+def served(gateway: GatewayRun) -> list[Arrival]:
+    status, client = gateway.status(), gateway.client()
+    assert status is not None
+    assert client is not None
+    with client:
+        return list(arrivals(client.read(status["journal"], status["first"], status["journaled"])))
 
 
-@pytest.mark.parametrize(("messages", "chunks"), SIZES)
-@pytest.mark.parametrize("case", CASES, ids=name)
+def arrivals(batches: Any) -> Iterator[Arrival]:
+    for batch in batches:
+        for row in batch.select(["offset", "payload"]).to_pylist():
+            yield Arrival(0, row["offset"], None, row["payload"])
+
+
+@pytest.mark.parametrize(
+    ("qos", "call", "fault"),
+    [
+        (1, "fdatasync", "EIO"),
+        (2, "sendto", "KILL"),  # [I3]: durable, PUBREC or PUBCOMP not sent
+        *(pytest.param(*case, marks=pytest.mark.long) for case in LONG),
+    ],
+)
 def test_no_crash_point_loses_anything(
-    broker: Mosquitto,
+    new_mosquitto: NewMosquitto,
     tmp_path: Path,
-    case: Case,
-    messages: int,
-    chunks: int,
+    qos: int,
+    call: str,
+    fault: Any,
     record_property: Callable[[str, object], None],
 ) -> None:
     """At QoS 2 nothing may come twice either. [MQTT-4.8.0-2 of 3.1.1]: a disk that fails ends the connection."""
-    bench = CrashBench(broker, tmp_path, qos=case.qos, messages=messages, chunks=chunks)
-    points = list(bench.run_all(case.call, case.fault))
-    record_property("points", len(points) - 1)
-    bad = [str(point) for point in points if not point.ok]
-    assert not bad, "\n".join(bad)
-    assert sum(point.was_injected for point in points) >= MIN_POINTS[case.call]
-    assert not points[-1].was_injected, "the enumeration did not reach its end"
-
-
-@pytest.mark.long  # unit/journal/test_faults.py has the full disk, gateway/test_gateway.py the journal that is full
-def test_a_disk_that_stays_full_holds_the_line_back_and_loses_nothing(broker: Mosquitto, tmp_path: Path) -> None:
-    """[I7] From the eighth write on nothing fits any more: no ack, no drop; with room again everything comes."""
-    point = CrashBench(broker, tmp_path).run(Injection("writev", "8+", "ENOSPC"), timeout_s=4)
-    assert point.was_injected
-    assert point.ok, str(point)
+    broker = new_mosquitto(max_queued_messages="0")
+    points = next(n for n in count() if not life(broker, tmp_path / f"p{n}", qos, Injection(call, str(n + 1), fault)))
+    record_property("points", points)
+    assert points >= (1 if call == "rename" else 3), "the calls have other names now"

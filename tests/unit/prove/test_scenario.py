@@ -1,122 +1,110 @@
-"""What a scenario asks for, and what becomes of its runs, without brokers."""
+"""What a scenario asks for, what makes its run a bad one, and growth of memory; without brokers."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
+from towline.bridge.runtime.child_supervisors import DriverSupervisor
 from towline.errors import ConfigError
-from towline_prove.processes import MemorySample, Peaks, Role
+from towline_prove import processes
+from towline_prove.load import LoadPlan
+from towline_prove.processes import MemorySample, Peaks, Role, growth_problems, role_of
 from towline_prove.referee import RunAccount, RunVerdict
-from towline_prove.scenario import RECEIPT_FAULTS, Fault, Run, Scenario, prove
+from towline_prove.scenario import RECEIPT_FAULTS, Fault, Run, Scenario
 
 DONE = Fault(Role.JVM, 0.5, at=11, back_s=0.5)
 KEPT = RunVerdict(attempted=20, acked=20, delivered=20, copies=20)
 SCENARIO = Scenario(messages=20, seed=4)
 
 
-def run(**changes: Any) -> Run:
-    made = Run(SCENARIO, 2, [DONE], RunAccount(KEPT, notes=["killed"]), Peaks(rss=300_000_000), seconds=9.0)
-    return replace(made, **changes)
-
-
-def test_a_good_run_is_one_line() -> None:
-    assert run().ok
-    assert run().summary_text().startswith("ok    2   killed jvm (kill -9) at 11, running again after 0.5 s   sent 20")
-    assert "\n" not in run().summary_text()
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
+        ({}, ""),
         ({"faults": [Fault(Role.JVM)]}, "killed jvm (kill -9): never, NEVER RECOVERED"),
         ({"faults": [Fault("kafka hangs", at=5)]}, "kafka hangs at 5, NEVER RECOVERED"),
         ({"account": RunAccount(replace(KEPT, delivered=19, copies=19, lost=1))}, "at_least_once was not kept"),
         ({"account": RunAccount(replace(KEPT, acked=19))}, "19 of 20 messages were acknowledged"),
         ({"account": None}, "it has not ended"),
         ({"peaks": Peaks(rss=400_000_001)}, "the gateway took 400 MB"),
+        ({"peaks": Peaks()}, "the gateway's memory was never measured"),
         ({"broker_dropped": 3}, "the broker itself dropped 3 messages"),
         ({"scenario": replace(SCENARIO, batches=7), "batches": 6}, "6 batches, not 7"),
         ({"scenario": replace(SCENARIO, memory_samples=3)}, "0 memory samples, not 3"),
-        ({"peaks": Peaks()}, "the gateway's memory was never measured"),
         ({"account": RunAccount(RunVerdict())}, "nothing arrived"),
-        (
-            {
-                "scenario": replace(SCENARIO, guarantee="at_most_once"),
-                "account": RunAccount(RunVerdict(), "at_most_once"),
-            },
-            "0 of 20 messages were sent",
-        ),
-        (
-            {"memory_samples": [MemorySample(1, {}, 10.0, 1, 1), MemorySample(2, {}, 31.0, 1, 1)]},
-            "the JVM's heap grew from 10 to 31 MB",
-        ),
     ],
 )
 def test_a_fault_that_was_not_done_a_loss_and_growth_make_a_bad_run(changes: dict[str, Any], problem: str) -> None:
-    bad = run(**changes)
-    assert problem in bad.problems()
-    assert not bad.ok
-    assert bad.summary_text().startswith("BAD")
-    assert problem in bad.summary_text()
+    run = replace(Run(SCENARIO, 2, [DONE], RunAccount(KEPT), Peaks(rss=300_000_000)), **changes)
+    assert problem in run.problems() if problem else run.ok
+    assert run.summary_text().startswith("BAD" if problem else "ok ")
+    assert problem in run.summary_text()
 
 
-def test_the_record_has_what_was_asked_for_and_what_was_found() -> None:
-    record = run(faults=[Fault("kafka hangs", at=1, back_s=60.0, backlog=40_000)]).record()
-    assert (record["program"], record["ok"], record["run"], record["seed"]) == ("soak", True, 2, 4)
-    assert record["struck"] == [{"what": "kafka hangs", "at": 1, "mended_at": -1, "back_s": 60.0, "backlog": 40_000}]
-    assert (record["messages"], record["attempted"], record["lost"], record["longest_s"]) == (20, 20, 0, 7200.0)
-    assert (record["gateway_peak_rss_mb"], record["backlog_mb"]) == (300.0, 6.0)
-    assert (record["problems"], record["notes"]) == ([], ["killed"])
-    assert json.loads(json.dumps(record))["guarantee"] == "at_least_once"
+def looks(driver: float = 121.0, *, heap: float = 91.0, files: int = 420) -> list[MemorySample]:
+    settled = [MemorySample(batch, {"driver": 120.0, "jvm": 800.0}, 90.0, 420, 3000) for batch in range(5, 100, 5)]
+    last = MemorySample(100, {"driver": driver, "jvm": 1300.0}, heap, files, 3000)
+    return [MemorySample(1, {"driver": 60.0, "jvm": 300.0}, 50.0, 19, 300), *settled, last]
+
+
+@pytest.mark.parametrize(
+    ("seen", "problems"),
+    [
+        (looks(), []),  # what grows before the first tenth is a start
+        (looks(150.0), ["driver grew from 120 to 150 MB"]),
+        (looks(heap=130.0), ["the JVM's heap grew from 90 to 130 MB"]),
+        (looks(files=20_000), ["20,000 files in the state directory"]),
+    ],
+)
+def test_growth_is_a_problem(seen: list[MemorySample], problems: list[str]) -> None:
+    assert growth_problems(seen) == problems
+
+
+@pytest.mark.parametrize(
+    ("line", "role"),
+    [
+        ("/usr/bin/java\0-cp\0x\0org.apache.spark.deploy.SparkSubmit", Role.JVM),
+        ("/v/bin/python\0-m\0pyspark.daemon\0pyspark.worker", Role.WORKER),
+        ("/v/bin/python\0-m\0towline.gateway", Role.GATEWAY),
+        ("\0".join(DriverSupervisor.command), Role.DRIVER),
+        ("/v/bin/python\0/v/bin/towline\0run\0bridge.toml", Role.BRIDGE),
+        ("/v/bin/python\0-m\0pytest", Role.OTHER),
+    ],
+)
+def test_roles(line: str, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "command_line", lambda _: line)
+    assert role_of(1) is role
 
 
 def test_each_role_has_its_runs_and_chance_their_moments() -> None:
     scenario = Scenario(targets=(Role.GATEWAY, "kafka hangs"), runs=2, kills=3, at=0.25, away=5.0)
     plans = list(scenario.plans())
-    assert [(number, [fault.what for fault in faults]) for number, faults in plans] == [
-        (1, [Role.GATEWAY] * 3),
-        (2, [Role.GATEWAY] * 3),
-        (1, ["kafka hangs"]),
-        (2, ["kafka hangs"]),
-    ]
+    whats = [[fault.what for fault in faults] for _, faults in plans]
+    assert whats == [[Role.GATEWAY] * 3, [Role.GATEWAY] * 3, ["kafka hangs"], ["kafka hangs"]]
     assert all(0.05 <= fault.start_share <= 0.9 for _, faults in plans[:2] for fault in faults)
     assert [(fault.start_share, fault.duration_s) for fault in plans[2][1]] == [(0.25, 5.0)]
-    assert plans == list(scenario.plans())
-    assert plans != list(replace(scenario, seed=2).plans())
-
-
-def test_given_faults_are_made_anew_for_each_run() -> None:
+    assert plans == list(scenario.plans()) != list(replace(scenario, seed=2).plans())
     ((_, first), (_, second)) = Scenario(faults=RECEIPT_FAULTS, runs=2).plans()
     first[0].at = 7
-    assert second[0].at == RECEIPT_FAULTS[0].at == -1
-    assert list(Scenario(runs=1).plans()) == [(1, [])]
-
-
-@pytest.mark.parametrize("good", [True, False])
-def test_the_logs_of_a_run_that_was_not_good_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: bool) -> None:
-    place, rig = tmp_path / "runs", MagicMock()
-    place.mkdir()
-    monkeypatch.setattr("towline_prove.scenario.tempfile.mkdtemp", lambda **_: str(place))
-    monkeypatch.setattr(Scenario, "create_rig", lambda *_: rig)
-    monkeypatch.setattr("towline_prove.scenario._RunInProgress", MagicMock())
-    monkeypatch.setattr(Run, "ok", good)
-    list(prove(Scenario(runs=1), None, MagicMock()))
-    assert place.exists() is not good
+    assert second[0].at == -1, "each run has its own"
 
 
 @pytest.mark.parametrize(
-    ("fields", "problem"),
+    ("kind", "fields", "problem"),
     [
-        ({"memory_samples": 1}, "one memory sample shows no growth"),
-        ({"targets": ("gateway", "cat")}, r"unknown roles or outages: cat\. Choose from gateway, .*kafka hangs"),
+        (Scenario, {"memory_samples": 1}, "one memory sample shows no growth.*TL-C83"),
+        (Scenario, {"targets": ("cat",)}, r"unknown roles or outages: cat\. Choose from .*kafka hangs.*TL-C83"),
+        (LoadPlan, {"publishers": 9, "devices": 8}, "devices.*TL-C80"),
+        (LoadPlan, {"messages": 0}, "messages.*TL-C80"),
+        (LoadPlan, {"qos": 3}, "qos.*TL-C80"),
+        (LoadPlan, {"size": 20}, "size.*TL-C80"),
+        (LoadPlan, {"topic": "a/b"}, "{device}.*TL-C80"),
+        (LoadPlan, {"window": 70_000}, "window.*TL-C80"),
     ],
 )
-def test_a_scenario_that_can_not_be_is_refused(fields: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=f"{problem}.*TL-C83"):
-        Scenario(**fields)
+def test_what_can_not_be_is_refused(kind: Any, fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        kind(**fields)
