@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.journal.support import FAST, Shelf
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.unit.journal.support import FAST
 
 
 @pytest.fixture
@@ -19,8 +16,3 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
     """A directory in memory where the machine has one, for tests that open a journal thousands of times."""
     with tempfile.TemporaryDirectory(dir=FAST or tmp_path) as name:
         yield Path(name)
-
-
-@pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path / "journal")

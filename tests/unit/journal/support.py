@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from towline.journal import Disk, Journal, Limits, Outbox
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from towline.journal.frames import Bytes
-    from towline.journal.segment import Segment
+from towline.journal.frames import Bytes
+from towline.journal.segment import Segment
 
 #: A directory in memory where the machine has one: only its speed matters.
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
@@ -32,13 +29,12 @@ def rows(start: int, count: int, size: int = 20) -> Any:
 
 
 def fill(journal: Journal, count: int, *, group: int = 1, size: int = 20) -> None:
-    """Append `count` rows in groups."""
     for _ in range(0, count, group):
         journal.append(rows(journal.end, group, size))
 
 
 def opened(directory: Path, limits: Limits = ROOMY, disk: Disk | None = None) -> Journal:
-    return Journal.open(directory, schema=SCHEMA, limits=limits, disk=disk)
+    return Journal.open(directory, schema=SCHEMA, limits=limits, disk=disk or Unsynced())
 
 
 def opened_outbox(directory: Path, limits: Limits = ROOMY, disk: Disk | None = None) -> Outbox:
@@ -68,28 +64,11 @@ def served(journal: Journal, start: int | None = None, end: int | None = None, *
 
 
 def segments_of(journal: Journal) -> tuple[Segment, ...]:
-    """The segments of an open journal."""
     return journal._segments
 
 
 def segments(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.seg"), key=lambda path: path.stem.split("-")[1])
-
-
-class Shelf:
-    """A place for one journal, which is opened again and again."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def open(self, limits: Limits = ROOMY) -> Journal:
-        return opened(self.directory, limits)
-
-    def crash(self, journal: Journal) -> None:
-        crash(journal)
-
-    def outbox(self, limits: Limits = ROOMY) -> Outbox:
-        return opened_outbox(self.directory, limits)
 
 
 class Sending:
@@ -117,16 +96,6 @@ class Sending:
         return sent
 
 
-class Clock:
-    """A time that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Unsynced(Disk):
     """The real disk without waiting for it, where a test opens a journal thousands of times."""
 
@@ -137,7 +106,7 @@ class Unsynced(Disk):
     def sync_directory(self, directory: Path) -> None: ...
 
 
-class FillingDisk(Disk):
+class FillingDisk(Unsynced):
     """The real disk, which a test says to be full and not full."""
 
     full = False
@@ -148,16 +117,8 @@ class FillingDisk(Disk):
         return super().write(descriptor, buffers)
 
 
-class FaultyDisk(Disk):
-    """The real disk, until the n-th call of one kind: then an error, and on request for good.
-
-    Args:
-        call: Name of the method that fails.
-        at: Which of its calls, from 1 on.
-        number: The error.
-        times: How many calls fail; all from there on when None.
-        partial: Bytes that a failing write still writes, as a full disk does.
-    """
+class FaultyDisk(Unsynced):
+    """The real disk, until the n-th call of one kind: then an error, so many times, after some bytes of a write."""
 
     def __init__(
         self, call: str = "", at: int = 1, number: int = errno.EIO, *, times: int | None = None, partial: int = 0
@@ -165,11 +126,15 @@ class FaultyDisk(Disk):
         self.call, self.at, self.number, self.times, self.partial = call, at, number, times, partial
         self.calls: list[str] = []
 
+    def fail_next(self, call: str, number: int, *, times: int | None = None, partial: int = 0) -> None:
+        """Fail the next call of a kind, and those after it."""
+        self.call, self.at, self.number = call, self.calls.count(call) + 1, number
+        self.times, self.partial = times, partial
+
     def _maybe(self, call: str) -> None:
         self.calls.append(call)
-        seen = self.calls.count(call)
         last = float("inf") if self.times is None else self.at + self.times - 1
-        if call == self.call and self.at <= seen <= last:
+        if call == self.call and self.at <= self.calls.count(call) <= last:
             raise OSError(self.number, os.strerror(self.number))
 
     def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
@@ -183,11 +148,9 @@ class FaultyDisk(Disk):
 
 
 def _counted(name: str) -> Callable[..., Any]:
-    """A method of the real disk that may fail."""
-
     def call(disk: FaultyDisk, *arguments: Any) -> Any:
         disk._maybe(name)
-        return getattr(Disk, name)(disk, *arguments)
+        return getattr(Unsynced, name)(disk, *arguments)
 
     return call
 

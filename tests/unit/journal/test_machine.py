@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -36,6 +37,8 @@ class JournalLife(RuleBasedStateMachine):
     def begin(self, segment: int, retain: int) -> None:
         self.limits = Limits(min_free_bytes=0, segment_bytes=segment, retain_bytes=retain)
         self.journal = opened(self.directory, self.limits)
+        self.identity = self.journal.journal_id
+        assert re.fullmatch("[0-9a-f]{12}", self.identity)
 
     @rule(count=st.integers(1, 40), size=st.integers(20, 120))
     def append(self, count: int, size: int) -> None:
@@ -128,8 +131,11 @@ class JournalLife(RuleBasedStateMachine):
         assert journal.held_ids == self.held
         assert self.first <= journal.first_offset <= min(self.committed.values(), default=journal.first_offset)
         self.first = journal.first_offset
+        assert journal.journal_id == self.identity
         for offset in {journal.first_offset, journal.end, (journal.first_offset + journal.end) // 2} - {0}:
             assert journal.incarnation_of(offset) == self.writers[offset - 1]
+        for offset in (0, journal.first_offset - 1, journal.end + 1):
+            assert journal.incarnation_of(offset) == ""
 
     @precondition(lambda self: self.end > 0)
     @rule(keep=st.floats(0, 0.99), noise=st.booleans(), seed=st.integers(0, 1000))

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, opened, rows, segments, segments_of, served
+from tests.unit.journal.support import ROOMY, SMALL, crash, fill, opened, rows, segments, served
 from towline.errors import JournalDamaged, JournalError
-from towline.journal import Journal, frames
 from towline.journal.frames import FrameHeader, FrameKind, encode_frame, intact_at
 from towline.journal.recovery import read_session
 from towline.version import version
@@ -60,33 +59,30 @@ def put_back(files: dict[str, bytes], directory: Path) -> None:
 def test_the_last_segment_cut_at_every_byte(memory_path: Path) -> None:
     last = abandoned(memory_path / "whole")
     content, frames = last.read_bytes(), layout(last)
-    assert frames[-1][0] + frames[-1][1].size == len(content)
     files, copy = files_of(last.parent), memory_path / "cut"
     copy.mkdir()
-    for size in range(len(content)):
+    borders = {position + at for position, _ in frames[1:] for at in (-1, 0, 1, 47, 48, 49)}
+    for size in sorted({*range(0, len(content), 13), *borders, *range(len(content) - 64, len(content))}):
         put_back(files, copy)
         (copy / last.name).write_bytes(content[:size])
         whole = [header for position, header in frames if position + header.size <= size]
         good = sum(header.size for header in whole)
         if not whole:  # the snapshot was durable before the segment had a name
-            with pytest.raises(JournalDamaged, match=r"snapshot.*TL-J05"):
-                opened(copy)
-            with pytest.raises(JournalDamaged, match=r"snapshot.*TL-J05"):
-                read_session(copy)
-        else:
-            told = read_session(copy)
-            assert (copy / last.name).stat().st_size == size  # nothing was cut
-            with opened(copy) as journal:
-                assert told == journal.session
-                assert read_session(copy) == told  # and who has it open is in nobody's way
-                assert journal.end == whole[-1].end
-                if size > good:
-                    assert f"cut {size - good:,} bytes of an unfinished write at byte {good:,}" in journal.repair_note
-                else:
-                    assert journal.repair_note == ""
-                if size - good in {0, 1, 48}:  # the same rows between two borders
-                    journal.append(rows(journal.end, 2))
-                    served(journal)
+            for opening in (opened, read_session):
+                with pytest.raises(JournalDamaged, match=r"snapshot.*TL-J05"):
+                    opening(copy)
+            continue
+        told = read_session(copy)
+        assert (copy / last.name).stat().st_size == size  # nothing was cut
+        with opened(copy) as journal:
+            assert read_session(copy) == told == journal.session  # and who has it open is in nobody's way
+            assert journal.end == whole[-1].end
+            cut = f"cut {size - good:,} bytes of an unfinished write at byte {good:,}" if size > good else ""
+            assert cut in journal.repair_note
+            assert bool(cut) == bool(journal.repair_note)
+            if size - good in {0, 1, 48}:  # the same rows between two borders
+                journal.append(rows(journal.end, 2))
+                served(journal)
 
 
 def test_the_session_of_a_journal_is_read_beside_who_has_it_open(tmp_path: Path) -> None:
@@ -112,43 +108,20 @@ def test_a_directory_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> 
         read_session(tmp_path / "inbox")
 
 
-def test_a_tail_of_zeros_or_noise_is_cut(tmp_path: Path) -> None:
-    last = abandoned(tmp_path / "whole")
-    content, noise = last.read_bytes(), random.Random(7).randbytes(5000)
-    torn = content[layout(last)[-1][0] :][:-8]
-    for tail in (bytes(4096), bytes(3), noise, frames.MAGIC * 300, torn + bytes(5000), torn):
-        shutil.copytree(tmp_path / "whole", tmp_path / "torn")
-        (tmp_path / "torn" / last.name).write_bytes(content + tail)
-        with opened(tmp_path / "torn") as journal:
-            assert journal.end == 14
-            assert f": cut {len(tail):,} bytes" in journal.repair_note
-            served(journal)
-        shutil.rmtree(tmp_path / "torn")
-
-
-def expected_after_flip(frames: list[tuple[int, FrameHeader]], position: int) -> tuple[int, bool]:
-    """Return the frame a byte belongs to, and whether a later frame says that it was durable."""
-    at = max(number for number, (start, _) in enumerate(frames) if start <= position)
-    return at, any(header.durable_bytes > frames[at][0] for _, header in frames[at + 1 :])
-
-
 def test_flipped_bits_of_the_last_segment(memory_path: Path) -> None:
     last = abandoned(memory_path)
     content, frames, files = last.read_bytes(), layout(last), files_of(memory_path)
-    tail = range(max(0, len(content) - 4096), len(content))
-    headers = [position + at for position, _ in frames[2:5] for at in range(48)]
-    bits = {(position, position * 5 % 8) for position in tail[::2]}
-    bits |= {(position, bit) for position in headers for bit in range(8)}
+    headers = [position + at for position, _ in (frames[3], frames[-1]) for at in range(48)]
+    bits = {(position, position * 5 % 8) for position in (*range(0, len(content), 23), *headers)}
     for position, bit in sorted(bits):
         flipped = bytearray(content)
         flipped[position] ^= 1 << bit
         last.write_bytes(flipped)
-        at, durable = expected_after_flip(frames, position)
-        if durable or at == 0:
-            with pytest.raises(JournalError, match=rf"{last.name}.*\[TL-J0[59]\]"):
-                opened(memory_path)
-            with pytest.raises(JournalError, match=rf"{last.name}.*\[TL-J0[59]\]"):
-                read_session(memory_path)
+        at = max(number for number, (start, _) in enumerate(frames) if start <= position)
+        if at == 0 or any(header.durable_bytes > frames[at][0] for _, header in frames[at + 1 :]):
+            for opening in (opened, read_session):
+                with pytest.raises(JournalError, match=rf"{last.name}.*\[TL-J0[59]\]"):
+                    opening(memory_path)
             assert last.read_bytes() == flipped  # nothing was changed
             continue
         with opened(memory_path) as journal:
@@ -166,34 +139,20 @@ def test_random_flips_in_sealed_segments_are_never_served(memory_path: Path) -> 
     journal.close()
     sealed = segments(memory_path / "whole")[:-1]
     assert len(sealed) >= 3
-    chance, refused = random.Random(11), 0
-    for _ in range(300):
+    chance = random.Random(11)
+    for _ in range(60):
         path = chance.choice(sealed)
         content = bytearray(path.read_bytes())
         at = chance.randrange(len(content))
         content[at] ^= 1 << chance.randrange(8)
-        before = path.read_bytes()
+        before, first = path.read_bytes(), int(path.name[:20])
         path.write_bytes(content)
-        with pytest.raises(JournalError) as caught, opened(memory_path / "whole", SMALL) as journal:
+        with pytest.raises(JournalError) as caught, opened(memory_path / "whole", SMALL) as journal:  # noqa: PT012
+            assert len(served(journal, 0, first)) == first  # what is before the damage
             served(journal)
         assert caught.value.code in {"TL-J05", "TL-J09"}
         assert path.name in str(caught.value)
-        refused += 1
         path.write_bytes(before)
-    assert refused == 300
-
-
-def test_rows_before_the_damage_are_still_served(tmp_path: Path) -> None:
-    journal = opened(tmp_path, SMALL)
-    fill(journal, 200, group=10)
-    journal.close()
-    path = segments(tmp_path)[2]
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 1
-    path.write_bytes(content)
-    first = int(path.name[:20])
-    with opened(tmp_path, SMALL) as journal:
-        assert len(served(journal, 0, first)) == first
 
 
 @pytest.mark.parametrize("which", ["front", "middle"])
@@ -225,22 +184,11 @@ def test_segments_that_come_back_after_their_removal_are_removed_again(tmp_path:
     journal.close()
     for path in [*kept][:2]:  # the third stays away: a hole, as after a power failure
         path.write_bytes(kept[path])
+    unfinished = segments(tmp_path)[-1].with_suffix(".tmp")
+    unfinished.write_bytes(b"half a segment")
     with opened(tmp_path, SMALL) as journal:
-        assert not any(path.exists() for path in kept)
+        assert not any(path.exists() for path in (*kept, unfinished))
         served(journal)
-
-
-def test_unfinished_files_are_removed(tmp_path: Path) -> None:
-    journal = opened(tmp_path)
-    fill(journal, 3)
-    crash(journal)
-    left = segments(tmp_path)[-1].with_suffix(".tmp")
-    left.write_bytes(b"half a segment")
-    (tmp_path / "notes.txt").write_text("not ours")
-    with opened(tmp_path) as journal:
-        assert not left.exists()
-        assert (tmp_path / "notes.txt").exists()
-        assert len(served(journal)) == 3
 
 
 def frame_bytes(kind: int, first_offset: int = 0, *, flags: int = 0, **content: Any) -> bytes:
@@ -340,12 +288,6 @@ def test_fewer_rows_than_the_next_segment_says_are_never_served(tmp_path: Path) 
             served(journal, header.first_offset - 1, header.end)
 
 
-def test_foreign_files_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "other.seg").write_bytes(b"kafka?")
-    with pytest.raises(JournalError, match=r"other.seg: is not a segment file of this journal format.*TL-J09"):
-        opened(tmp_path)
-
-
 def test_a_segment_of_another_journal_is_an_error(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with opened(tmp_path / name, SMALL) as journal:
@@ -362,7 +304,7 @@ def test_segments_of_two_histories_are_an_error(tmp_path: Path, newest: str) -> 
     opened(tmp_path / "a", SMALL).close()
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for name, size in (("a", 20), ("b", 1000)):
-        with opened(tmp_path / name, SMALL, Unsynced()) as journal:
+        with opened(tmp_path / name, SMALL) as journal:
             fill(journal, 60, size=size)
     ours, theirs = ([*segments(tmp_path / name)] for name in ("a", "b"))
     added = theirs[3] if newest == "of the same number" else theirs[4]
@@ -372,19 +314,6 @@ def test_segments_of_two_histories_are_an_error(tmp_path: Path, newest: str) -> 
     shutil.copy(added, tmp_path / "a")
     with pytest.raises(JournalError, match=r"can't both belong to one journal.*TL-J09"):
         opened(tmp_path / "a", SMALL)
-
-
-def test_a_segment_that_only_has_sessions_belongs_to_the_journal(tmp_path: Path) -> None:
-    """It begins at the same row as the one behind it."""
-    journal = opened(tmp_path, SMALL, Unsynced())
-    for number in range(100):
-        journal.set_session({"number": number})
-    assert len({path.name[:20] for path in segments(tmp_path)}) == 1 < len(segments(tmp_path))
-    crash(journal)
-    with opened(tmp_path, SMALL) as journal:
-        assert journal.session == {"number": 99}
-        assert len(segments_of(journal)) == len(segments(tmp_path))
-        assert (journal.first_offset, journal.end) == (0, 0)
 
 
 def test_a_segment_under_a_wrong_name_is_an_error(tmp_path: Path) -> None:
@@ -421,19 +350,3 @@ def test_recovery_writes_a_new_file(tmp_path: Path) -> None:
     with opened(tmp_path, ROOMY):
         assert last.stat().st_ino != inode
     held.close()
-
-
-def test_state_is_carried_by_every_segment(tmp_path: Path) -> None:
-    journal: Journal = opened(tmp_path, SMALL)
-    journal.set_session({"client": "x"})
-    journal.count(received=1)
-    journal.commit("spark", 0)
-    fill(journal, 200, group=10)
-    crash(journal)
-    for path in segments(tmp_path)[-1:0:-1]:
-        path.unlink()
-        with opened(tmp_path, SMALL) as journal:
-            assert journal.session == {"client": "x"}
-            assert journal.ledger == {"received": 1}
-            assert journal.consumers == {"spark": 0}
-        segments(tmp_path)[-1].unlink()
