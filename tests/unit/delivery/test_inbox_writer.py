@@ -110,14 +110,6 @@ def test_acknowledged_is_what_was_received_where_that_is_the_promise(tmp_path: P
     assert line.say(PubRelPacket(2)) == [], "its packet id is not free before that is durable [I3]"
 
 
-def test_what_kafka_has_is_acknowledged_where_that_is_the_promise(tmp_path: Path) -> None:
-    line = Line(tmp_path, AckAfter.KAFKA)
-    assert line.say(publish(1), publish(2), publish(3)) == []
-    for upto in (0, 2, 1, 2):
-        line.writer.allow_acknowledgements(line.session.inbound, upto)
-    assert line.answers == [("PubAck", 1, 3), ("PubAck", 2, 3)]
-
-
 def test_without_space_all_waits_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """[I7]: nothing is acknowledged, nothing lost; asked again after a while, and not in each turn."""
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
@@ -151,18 +143,6 @@ def test_a_delivery_that_is_stored_in_part_continues_where_it_stopped(tmp_path: 
     line.writer.retry_when_due(line.writer.retry_at)
     assert line.answers[2:] == [("PubRec", 3, 3), ("PubRec", 4, 4)]
     assert (line.payloads(), sorted(line.inbox.held_ids)) == ([b"1", b"2", b"3", b"4"], [1, 2, 3, 4])
-
-
-def test_a_lower_qos_than_subscribed_is_counted(tmp_path: Path) -> None:
-    line = Line(tmp_path, qos=2)
-    line.say(publish(1), publish(2, qos=2), publish(3, qos=0))
-    assert line.inbox.ledger["lower_qos"] == 2
-
-
-def test_what_the_broker_says_to_have_sent_before_is_counted_and_stored(tmp_path: Path) -> None:
-    line = Line(tmp_path)
-    line.say(publish(1, duplicate=True), publish(2), publish(3, duplicate=True))
-    assert (line.writer.redelivered_count, line.inbox.end) == (2, 3)
 
 
 def test_repeats_are_in_the_account_over_the_life_of_the_journal(tmp_path: Path) -> None:

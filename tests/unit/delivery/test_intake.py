@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import pyarrow as pa
@@ -11,13 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqtt5 import PublishPacket, QoS
 
-from tests.unit.mqtt.test_plain import Lists
 from towline.delivery.inbound import _split_delivery, to_rows
 from towline.delivery.receipts.mark import Mark
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Deliver, Messages, UnreleasedMessage
-from towline.mqtt.message import LARGE_PAYLOAD_BYTES
-from towline.mqtt.plain import PlainRun
 from towline.schema import ROW_SCHEMA
 
 _TEXT = st.none() | st.text(max_size=3)
@@ -85,24 +81,6 @@ def test_a_row_says_what_its_packet_says(packets: list[PublishPacket], first: in
     assert batch.drop_columns(["received_at"]).to_pylist() == [row(p, n) for n, p in enumerate(packets, first)]
 
 
-@pytest.mark.parametrize("count", [3, 1, 5, 0])
-def test_columns_of_one_value_are_as_long_as_their_batch(count: int) -> None:
-    """They are cut off one that is kept from batch to batch."""
-    batch = to_rows(messages(*[PublishPacket("t", b"%d" % n) for n in range(count)]), 7, 0, "kept")
-    batch.validate(full=True)
-    assert batch.num_rows == count
-    assert batch.column("gateway").to_pylist() == ["kept"] * count
-    assert batch.column("offset").to_pylist() == list(range(7, 7 + count))
-
-
-@pytest.mark.parametrize("size", [LARGE_PAYLOAD_BYTES - 1, LARGE_PAYLOAD_BYTES])
-def test_a_large_payload_is_the_same_alone_and_among_others(size: int) -> None:
-    large = PublishPacket("t", bytes(range(256)) * (size // 256) + bytes(size % 256))
-    alone, among = to_rows(messages(large), 0, 0, "g"), to_rows(messages(large, PublishPacket("t", b"")), 0, 0, "g")
-    alone.validate(full=True)
-    assert alone.equals(among.slice(0, 1))
-
-
 def test_marks_are_removed_where_they_end_and_nothing_else_is() -> None:
     own = [("a", "1"), ("towline-reason", "x")]
     packets = [
@@ -115,17 +93,6 @@ def test_marks_are_removed_where_they_end_and_nothing_else_is() -> None:
         batch = to_rows(messages(*packets), 0, 0, "g", strip_marks=strip)
         rows = [[*map(tuple, map(dict.values, pairs))] if pairs else None for pairs in batch.column(9).to_pylist()]
         assert rows == expected
-
-
-def test_columns_that_are_lists_make_the_same_rows() -> None:
-    run = PlainRun(b"\x33\x30", array("H", [1, 0]), Lists(["a", "b"], [b"1", b""]))
-    plain = Messages([run, PlainRun(b"\x3a", array("H", [2]), Lists(["c"], [b"3"]))])
-    packets = [
-        PublishPacket("a", b"1", qos=QoS(1), packet_id=1, retain=True),
-        PublishPacket("b", b""),
-        PublishPacket("c", b"3", qos=QoS(1), packet_id=2, duplicate=True),
-    ]
-    assert to_rows(plain, 5, 0, "g").equals(to_rows(messages(*packets), 5, 0, "g"))
 
 
 def delivery(count: int, size: int) -> Deliver:
@@ -147,14 +114,3 @@ def test_pieces_hold_everything_once_and_in_order(most: int) -> None:
         assert all(entry.number in inside for entry in frame.held_ids.values())
     assert [frame.released_ids for frame in frames] == [(500,)] + [()] * (len(frames) - 1)
     assert [frame.ticket for frame in frames] == [0] * (len(frames) - 1) + [7]
-
-
-def test_a_delivery_of_releases_alone_is_one_frame() -> None:
-    releases = Deliver(3, 0, Messages([]), {}, (1, 2))
-    (frame,) = _split_delivery(to_rows(releases.messages, 0, 0, "g"), releases, 100)
-    assert (frame.released_ids, frame.ticket) == ((1, 2), 3)
-
-
-def test_one_packet_is_never_parted() -> None:
-    large = delivery(1, 10_000)
-    assert len(list(_split_delivery(to_rows(large.messages, 100, 0, "g"), large, 100))) == 1

@@ -18,14 +18,12 @@ from mqtt5 import (
 )
 
 from tests.unit.delivery.test_outbound import Line, outbox_rows
-from tests.unit.journal.support import FillingDisk
 from towline import timing
 from towline.delivery import outbound as module
 from towline.delivery.outbound import Outcome
-from towline.errors import JournalFull
 from towline.journal import Limits, Outbox
 from towline.mqtt import outbound as culprits
-from towline.mqtt.events import ConnectionLost, PacketsReceived, SaveInFlight
+from towline.mqtt.events import ConnectionLost, PacketsReceived
 from towline.mqtt.outbound import Phase
 from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Timestamp
@@ -140,30 +138,6 @@ def test_across_boots_the_wall_clock_counts(
     assert [packet.message_expiry_interval for packet in again.sent] == left
 
 
-@pytest.mark.parametrize(("age_s", "left"), [(29, [0, 1, 2]), (30, []), (19, [0, 1, 2, 3]), (21, [0, 1, 2])])
-def test_the_line_s_own_limit_holds_beside_a_message_s(
-    tmp_path: Path, clock: Clock, age_s: int, left: list[int]
-) -> None:
-    outcomes: list[tuple[int, Outcome, int]] = []
-    line = Line(tmp_path, 0, max_age_s=30, on_outcome=lambda *outcome: outcomes.append(outcome))
-    arrive(line, None, 60, 30, 20, age_s=age_s)
-    assert line.connect() == left
-    assert outcomes == [(number, Outcome.EXPIRED, 0) for number in range(4) if number not in left]
-
-
-def test_what_expires_while_it_is_postponed_lets_the_next_go(tmp_path: Path, clock: Clock) -> None:
-    line = Line(tmp_path, 0)
-    arrive(line, 2, None)
-    line.connect(window=1)
-    line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
-    assert line.sent == []
-    clock.now += 3
-    line.sender.turn()
-    line.sender.turn()
-    assert line.drain() == [1]
-    assert line.sender.status()["expired"] == 1
-
-
 def test_a_turn_is_due_when_the_clock_alone_has_something_to_do(tmp_path: Path, clock: Clock) -> None:
     line = Line(tmp_path, 2, topics=2)
     line.connect()
@@ -184,96 +158,22 @@ def test_a_turn_is_due_when_the_clock_alone_has_something_to_do(tmp_path: Path, 
     assert line.sender.next_turn_at() is None, "nothing by the clock without a connection"
 
 
-def test_the_oldest_row_that_has_to_stay(tmp_path: Path, clock: Clock) -> None:
-    line = Line(tmp_path, 6, topics=6)
-    oldest = {"nobody has taken one": line.sender.oldest_number}
-    line.connect(window=3)
-    oldest["three are under way"] = line.sender.oldest_number
-    reasons = {"delivered": 0, "refused, and not kept yet": 0x87, "put off": 0x97}
-    for packet, (what, reason) in zip(line.sent[:3], reasons.items(), strict=True):
-        line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0, reason_code=PubAckReasonCode(reason))]))
-        oldest[what] = line.sender.oldest_number
-    line.sender.turn()
-    for packet in line.sent[3:]:
-        line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0)]))
-    oldest["put off, and no other"] = line.sender.oldest_number
-    assert oldest == {
-        "nobody has taken one": None,
-        "three are under way": 0,
-        "delivered": 1,
-        "refused, and not kept yet": 1,
-        "put off": 1,
-        "put off, and no other": 2,
-    }
-
-
-@pytest.mark.parametrize(("qos", "oldest"), [(1, None), (2, 0)])
-def test_a_packet_id_of_qos_1_alone_needs_no_row_to_be_given_back(tmp_path: Path, qos: int, oldest: int | None) -> None:
-    line = Line(tmp_path, 1, qos=qos)
-    line.connect()
-    line.end(ConnectionLost())
-    line.sender._dispatcher.in_flight.clear()  # as far as the disk knows
-    assert line.sender.oldest_number == oldest
-
-
-def test_progress_is_reported_once_a_turn_that_brought_any(tmp_path: Path) -> None:
-    told = []
-    line = Line(tmp_path, 3, on_progress=lambda: told.append(1))
-    line.connect()
-    assert told == []
-    line.answer()
-    line.sender.turn()
-    assert told == [1]
-
-
-def test_qos_0_leaves_without_space_on_the_disk_and_then_nothing_does(tmp_path: Path, clock: Clock) -> None:
-    """A crash may lose it, and does not double it."""
-    disk = FillingDisk()
-    line = Line(tmp_path, 1, qos=0, disk=disk)
-    disk.full = True
-    assert line.connect() == [0]
-    assert line.log.codes == ["TL-J02"]
-    due = line.sender.next_turn_at()
-    assert due is not None
-    disk.full = False
-    arrive(line, None, qos=0)
-    line.sent.clear()
-    line.sender.turn()
-    assert line.sent == [], "held back"
-    clock.now += 1
-    line.sender.turn()
-    assert [int(packet.payload) for packet in line.sent] == [1]
-    line.end(ConnectionLost())
-    assert line.connect() == []
-
-
-def test_without_space_qos_1_leaves_and_qos_2_does_not(tmp_path: Path) -> None:
-    """[I10]: a packet id of QoS 2 is durable before its PUBLISH."""
-    disk = FillingDisk()
-    line = Line(tmp_path, 1, disk=disk)
-    disk.full = True
-    assert line.connect() == [0]
-    with pytest.raises(JournalFull):
-        line.sender.perform(SaveInFlight((), {2: 0}, {}))
-    assert list(line.outbox.in_flight) == []
-
-
-@pytest.mark.parametrize(("before", "told"), [((), 0), ((50,), 51), ((50, 100), None)])
 def test_a_message_larger_than_any_that_was_acknowledged_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, ...], told: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MQTT 3.x has no Maximum Packet Size: a broker may end the connection there."""
     monkeypatch.setattr(culprits, "_QUIET_S", 0.0)
-    line = Line(tmp_path, 0)
-    for size in (*before, 60):
-        line.outbox.append_batch(outbox_rows({"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}))
-    line.connect()
-    line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:-1]]))
-    for _ in range(3):
-        line.end(PacketsReceived([DisconnectPacket(reason_code=DisconnectReasonCode.PACKET_TOO_LARGE)]))
+    for number, (before, told) in enumerate((((), 0), ((50,), 51), ((50, 100), None))):
+        line = Line(tmp_path / str(number), 0)
+        for size in (*before, 60):
+            line.outbox.append_batch(outbox_rows({"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}))
         line.connect()
-    facts = line.log.facts["TL-M47"]
-    assert (facts["number"], facts["bytes"], facts.get("larger_than_any_taken")) == (len(before), 61, told)
+        line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:-1]]))
+        for _ in range(3):
+            line.end(PacketsReceived([DisconnectPacket(reason_code=DisconnectReasonCode.PACKET_TOO_LARGE)]))
+            line.connect()
+        facts = line.log.facts["TL-M47"]
+        assert (facts["number"], facts["bytes"], facts.get("larger_than_any_taken")) == (len(before), 61, told)
 
 
 def test_a_message_that_was_sent_a_second_time_continues_after_a_crash(tmp_path: Path) -> None:
@@ -347,26 +247,19 @@ def test_of_a_row_that_is_gone_only_the_packet_id_is_given_back(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("killed", [False, True])
-@pytest.mark.parametrize("qos", [1, 2])
-def test_what_nobody_is_subscribed_to_is_counted_over_a_restart_too(tmp_path: Path, qos: int, killed: bool) -> None:
+def test_what_nobody_is_subscribed_to_is_counted_over_a_restart_too(tmp_path: Path, killed: bool) -> None:
     """Of QoS 2 PUBREC says it, and PUBCOMP, which may come to another process, does not."""
     outcomes: list[tuple[int, Outcome, int]] = []
-    line = Line(tmp_path, 2, qos=qos, on_outcome=lambda *outcome: outcomes.append(outcome))
+    line = Line(tmp_path, 2, qos=2, on_outcome=lambda *outcome: outcomes.append(outcome))
     line.connect()
     first, second = (packet.packet_id or 0 for packet in line.sent)
-    if qos == 1:
-        line.handle(PacketsReceived([PubAckPacket(first, reason_code=PubAckReasonCode.NO_MATCHING_SUBSCRIBERS)]))
-        line.handle(PacketsReceived([PubAckPacket(second)]))
-    else:
-        nobody = PubRecPacket(first, reason_code=PubRecReasonCode.NO_MATCHING_SUBSCRIBERS)
-        line.handle(PacketsReceived([nobody, PubRecPacket(second)]))
+    nobody = PubRecPacket(first, reason_code=PubRecReasonCode.NO_MATCHING_SUBSCRIBERS)
+    line.handle(PacketsReceived([nobody, PubRecPacket(second)]))
     if killed:
-        line.sender.flush()  # of QoS 1, which is done
         line.outbox.close()
         line = Line(tmp_path, 0, on_outcome=lambda *outcome: outcomes.append(outcome))
         line.connect()
-    if qos == 2:
-        line.handle(PacketsReceived([PubCompPacket(first), PubCompPacket(second)]))
+    line.handle(PacketsReceived([PubCompPacket(first), PubCompPacket(second)]))
     status = line.sender.status()
     assert (status["delivered"], status["acknowledged"], status["unmatched"]) == (2, 2, 1)
     assert outcomes == [(0, Outcome.DELIVERED, 0x10), (1, Outcome.DELIVERED, 0)]

@@ -101,14 +101,6 @@ def test_packet_ids_of_3_1_1_are_no_property_lengths(first: int) -> None:
     assert list(run.packet_ids) == [*range(first, first + 200)]
 
 
-def test_a_run_continues_behind_an_odd_packet() -> None:
-    odd = PublishPacket("t", b"odd", qos=QoS.AT_LEAST_ONCE, packet_id=9, content_type="c")
-    stream = [*packets(200), odd, *packets(200)]
-    items = Decoder(plain_reader=plain_run).feed(b"".join(packet.write() for packet in stream))
-    assert [type(item) for item in items] == [PlainRun, PublishRun, PlainRun]
-    assert [packet for item in items for packet in item.packets] == stream  # type: ignore[union-attr]
-
-
 def deliver(data: bytes, plain: PlainReader | None) -> Deliver:
     inbound = Inbound()
     for item in Decoder(plain_reader=plain).feed(data):
@@ -135,17 +127,6 @@ def test_any_messages_give_the_same_rows_ids_and_digests(stream: list[PublishPac
     assert to_rows(one.messages, 7, 5, "g").equals(to_rows(other.messages, 7, 5, "g"))
     assert one.messages.headers == other.messages.headers
     assert list(one.messages.topics) == list(other.messages.topics)
-
-
-@pytest.mark.parametrize("qos", [0, 1, 2])
-@pytest.mark.parametrize("retain", [False, True])
-def test_runs_with_answers_between_them_are_one_delivery(qos: int, retain: bool) -> None:
-    half = [b"".join(p.write() for p in packets(200, qos, retain=retain)[at : at + 100]) for at in (0, 100)]
-    data = half[0] + b"\x62\x02\xff\x01" * 3 + half[1]
-    one, other = deliver(data, plain_run), deliver(data, None)
-    assert [type(run) for run in one.messages.runs] == [PlainRun] * 2
-    assert to_rows(one.messages, 0, 5, "g").equals(to_rows(other.messages, 0, 5, "g"))
-    assert one.unreleased_messages == other.unreleased_messages
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from towline.errors import JournalError
 from towline.journal import frames
-from towline.journal.frames import HEADER_BYTES, FrameKind, encode_frame, header_at, intact_at, intact_frames_after
+from towline.journal.frames import FrameKind, encode_frame, intact_at, intact_frames_after
 
 CONTENT = st.binary(max_size=200)
 FIELDS = st.fixed_dictionaries(
@@ -56,13 +56,6 @@ def test_every_cut_and_every_flipped_bit_is_seen() -> None:
         flipped = bytearray(memory)
         flipped[bit // 8] ^= 1 << bit % 8
         assert intact_at(memoryview(flipped), 0, len(flipped)) is None, bit
-
-
-def test_a_header_alone_is_judged_by_its_sizes() -> None:
-    memory = joined(encode_frame(FrameKind.CHANGES, epoch=1, first_offset=0, durable_bytes=0, payload=b"x" * 100))
-    assert header_at(memory, 0, len(memory)) is not None
-    assert header_at(memory, 0, len(memory) - 1) is None
-    assert header_at(memory, 0, HEADER_BYTES - 1) is None
 
 
 @given(st.binary(max_size=400), st.integers(0, 7))

@@ -17,18 +17,6 @@ from towline.timing import Histogram
 from towline.version import version
 
 
-def test_large_batches_lie_in_the_mapped_file_aligned(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        journal.count(received=1)  # a section of odd length comes before the payload
-        fill(journal, 3000, group=1000)
-        before = pa.total_allocated_bytes()
-        batches = list(journal.read(0, 3000, batch_rows=500))
-        assert pa.total_allocated_bytes() == before
-        addresses = [buffer.address for batch in batches for column in batch for buffer in column.buffers() if buffer]
-        assert addresses
-        assert all(address % 8 == 0 for address in addresses)
-
-
 def test_rows_that_are_held_outlive_their_file_and_others_come_too_late(tmp_path: Path) -> None:
     with opened(tmp_path, SMALL) as journal:
         fill(journal, 200, group=20)
@@ -83,15 +71,6 @@ def test_rows_that_are_kept_for_another_look_make_space_for_new_ones(tmp_path: P
         fill(journal, 1, size=8_000)
         assert journal.first_offset > 0
         served(journal)
-
-
-def test_a_frame_below_the_limit_keeps_it_where_all_is_committed(tmp_path: Path) -> None:
-    """What is in the way lies in the file that is written to, which is never removed."""
-    with opened(tmp_path, Limits(min_free_bytes=0, max_bytes=40_000)) as journal:
-        for size in (3_000, 36_000, 3_000):
-            fill(journal, 1, size=size)
-            assert journal.bytes_on_disk <= 40_000
-            journal.commit("spark", journal.end)
 
 
 def test_a_row_above_the_limit_is_accepted_where_no_row_waits(tmp_path: Path) -> None:

@@ -9,130 +9,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.journal.support import FAST, SMALL, FaultyDisk, Sending, crash, opened_outbox, rows
 from towline.errors import JournalError, JournalFull
-from towline.journal import Batch, InFlight, Limits, Outbox
+from towline.journal import Batch, InFlight, Limits
 from towline.journal.outbox import PHASE_PUBLISHED, PHASE_QOS1, PHASE_RELEASED
-
-
-def numbers(outbox: Outbox, start: int, end: int) -> list[int]:
-    return [n for batch in outbox.read(start, end) for n in batch.column("offset").to_pylist()]
-
-
-class Life(RuleBasedStateMachine):
-    """Random lives: batches and their repeats, flights, answers, flushes, clean ends and kills."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.directory = Path(tempfile.mkdtemp(dir=FAST))
-        #: (writer, number) → rows, in the order of their entry
-        self.batches: dict[tuple[str, int], int] = {}
-        self.newest: dict[str, int] = {}
-        self.end = 0
-        self.done: set[int] = set()
-        #: what a kill can't take: done when the disk was last told
-        self.sure: set[int] = set()
-        self.flights: dict[int, InFlight] = {}
-        #: rows that were ever in flight
-        self.flown: set[int] = set()
-
-    @initialize(segment=st.sampled_from([3000, 20_000]))
-    def begin(self, segment: int) -> None:
-        self.limits = Limits(min_free_bytes=0, segment_bytes=segment)
-        self.outbox = opened_outbox(self.directory, self.limits)
-
-    @rule(writer=st.sampled_from(["q/0", "q/1"]), count=st.integers(1, 30))
-    def new_batch(self, writer: str, count: int) -> None:
-        number = self.newest.get(writer, -1) + 1
-        stored = self.outbox.append_batch(rows(self.end, count), Batch(writer, number))
-        assert (stored.rows, stored.already) == (count, False)
-        self.newest[writer] = number
-        self.batches[writer, number] = count
-        self.end += count
-
-    @precondition(lambda self: self.batches)
-    @rule(data=st.data())
-    def repeated_batch(self, data: st.DataObject) -> None:
-        writer, number = data.draw(st.sampled_from(list(self.batches)))
-        assert self.outbox.append_batch(rows(0, self.batches[writer, number]), Batch(writer, number)).already
-
-    @rule(data=st.data(), count=st.integers(1, 5))
-    def fly(self, data: st.DataObject, count: int) -> None:
-        in_flight = {flight.row_number for flight in self.flights.values()}
-        free = [n for n in range(self.end) if n not in self.done and n not in in_flight]
-        ids = [i for i in range(1, 40) if i not in self.flights]
-        flights = {i: InFlight(n, PHASE_PUBLISHED) for i, n in zip(ids, free[:count], strict=False)}
-        chosen = [i for i in self.flights if data.draw(st.booleans())]
-        released = {i: InFlight(self.flights[i].row_number, PHASE_RELEASED) for i in chosen}
-        if flights or released:
-            self.outbox.write_in_flight(flights | released)
-            self.flights |= flights | released
-            self.flown |= {flight.row_number for flight in flights.values()}
-
-    @rule(data=st.data(), out_of_turn=st.integers(0, 10))
-    def finish(self, data: st.DataObject, out_of_turn: int) -> None:
-        open_ = [n for n in range(self.end) if n not in self.done]
-        chosen = [n for n in open_[: out_of_turn + 1] if data.draw(st.booleans())]
-        freed = [i for i, f in self.flights.items() if f.row_number in chosen]
-        self.outbox.mark_done(chosen, freed)
-        self.done |= set(chosen)
-        for packet_id in freed:
-            del self.flights[packet_id]
-
-    @rule(durable=st.booleans())
-    def flush(self, durable: bool) -> None:
-        self.outbox.flush(durable=durable)
-        self.sure = set(self.done)
-
-    @rule()
-    def reopen(self) -> None:
-        self.flush(False)
-        self.outbox.close()
-        self.outbox = opened_outbox(self.directory, self.limits)
-
-    @rule()
-    def kill(self) -> None:
-        crash(self.outbox)
-        before = dict(self.flights)
-        self.outbox = opened_outbox(self.directory, self.limits)
-        done = {n for n in range(self.end) if n in self.outbox.done_rows}
-        assert self.sure <= done <= self.done | self.sure
-        # Whoever had a packet id and is not surely done still has it, under the same number and in the same phase.
-        assert {i: f for i, f in self.outbox.in_flight.items() if f.row_number not in self.done} == before
-        # What was in flight is still, under its id, or is done: else it would leave under a new id, doubled [I10].
-        assert self.flown <= done | {f.row_number for f in self.outbox.in_flight.values()}
-        self.done = done
-        self.flights = dict(self.outbox.in_flight)
-
-    @invariant()
-    def agrees(self) -> None:
-        if not hasattr(self, "outbox"):
-            return
-        outbox = self.outbox
-        assert outbox.end == self.end
-        assert {n for n in range(self.end) if n in outbox.done_rows} == self.done
-        assert outbox.waiting_rows == self.end - len(self.done)
-        assert outbox.in_flight == self.flights
-        assert {writer: last[0] for writer, last in outbox.last_batches.items()} == self.newest
-        waiting = [n for n in range(self.end) if n not in self.done]
-        if waiting:
-            assert outbox.first_offset <= waiting[0]
-            assert numbers(outbox, waiting[0], self.end) == list(range(waiting[0], self.end))
-
-    def teardown(self) -> None:
-        try:
-            if hasattr(self, "outbox"):
-                self.outbox.close()
-        finally:
-            shutil.rmtree(self.directory)
-
-
-Life.TestCase.settings = settings(stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
-TestLife = Life.TestCase
 
 
 @given(st.integers(0, 1 << 32))

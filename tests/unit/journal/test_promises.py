@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
 
-from tests.unit.journal.support import ROOMY, SMALL, fill, opened, rows, segments, served
+from tests.unit.journal.support import SMALL, fill, opened, rows, segments
 from towline.errors import JournalError
 from towline.journal import Limits
 
@@ -45,46 +44,6 @@ def test_nothing_works_after_close(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match="TL-J10"):
             call()
     assert journal.end == 1
-
-
-def test_readers_and_committers_beside_a_writer(memory_path: Path) -> None:
-    journal, problems = opened(memory_path, SMALL), list[BaseException]()
-    groups, started = (1, 7, 2, 40) * 15, threading.Barrier(4)
-    total = sum(groups)
-
-    def write() -> None:
-        for group in groups:
-            journal.count(received=group)
-            fill(journal, group, group=group)
-
-    def consume(name: str) -> None:
-        at = 0
-        while at < total and not problems:
-            end = journal.find_range_end(at, max_rows=100)
-            served(journal, at, end, batch_rows=16)
-            journal.commit(name, end)
-            at = end
-
-    def run(name: str) -> None:
-        try:
-            if name:
-                journal.commit(name, 0)
-            started.wait(60)
-            consume(name) if name else write()
-        except BaseException as error:  # noqa: BLE001 shown by the test
-            problems.append(error)
-
-    threads = [threading.Thread(target=run, args=(name,)) for name in ("a", "b", "c", "")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not problems
-    assert journal.consumers == {"a": total, "b": total, "c": total}
-    journal.close()
-    with opened(memory_path, ROOMY) as journal:
-        assert journal.ledger == {"received": total}
-        assert journal.committed == total
 
 
 def test_opening_removes_nothing_until_the_next_commit(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,6 @@ from typer.testing import CliRunner
 
 from towline_prove import commands
 from towline_prove.commands import app, main
-from towline_prove.evidence import append_record, run_record
 from towline_prove.scenario import RECEIPT_FAULTS, Run, Scenario
 
 
@@ -39,16 +36,3 @@ def test_each_field_of_a_scenario_is_an_option(monkeypatch: pytest.MonkeyPatch) 
     assert CliRunner().invoke(app, ["soak", "--receipts", "--guarantee", "exactly_once"]).exit_code == 0
     assert asked[0] == Scenario(targets=("kafka hangs",), away=3.0, messages=9, size=300, own_limits=True, seed=5)
     assert (asked[1].receipts, asked[1].own_limits, asked[1].runs, asked[1].faults) == (True, True, 1, RECEIPT_FAULTS)
-
-
-def test_a_record_names_its_version_and_no_machine(tmp_path: Path) -> None:
-    file = tmp_path / "proof" / "soak.jsonl"
-    append_record(run_record("soak", ok=True, seconds=1.26, details={"seed": 3}), file)
-    (line,) = file.read_text().splitlines()
-    record = json.loads(line)
-    assert (record["program"], record["ok"], record["seconds"], record["seed"]) == ("soak", True, 1.3, 3)
-    assert record["version"]
-    assert record["revision"]
-    assert record["day"]
-    assert socket.gethostname() not in line
-    assert str(tmp_path) not in line

@@ -13,7 +13,7 @@ from towline_prove import processes
 from towline_prove.load import LoadPlan
 from towline_prove.processes import MemorySample, Peaks, Role, growth_problems, role_of
 from towline_prove.referee import RunAccount, RunVerdict
-from towline_prove.scenario import RECEIPT_FAULTS, Fault, Run, Scenario
+from towline_prove.scenario import Fault, Run, Scenario
 
 DONE = Fault(Role.JVM, 0.5, at=11, back_s=0.5)
 KEPT = RunVerdict(attempted=20, acked=20, delivered=20, copies=20)
@@ -77,19 +77,6 @@ def test_growth_is_a_problem(seen: list[MemorySample], problems: list[str]) -> N
 def test_roles(line: str, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "command_line", lambda _: line)
     assert role_of(1) is role
-
-
-def test_each_role_has_its_runs_and_chance_their_moments() -> None:
-    scenario = Scenario(targets=(Role.GATEWAY, "kafka hangs"), runs=2, kills=3, at=0.25, away=5.0)
-    plans = list(scenario.plans())
-    whats = [[fault.what for fault in faults] for _, faults in plans]
-    assert whats == [[Role.GATEWAY] * 3, [Role.GATEWAY] * 3, ["kafka hangs"], ["kafka hangs"]]
-    assert all(0.05 <= fault.start_share <= 0.9 for _, faults in plans[:2] for fault in faults)
-    assert [(fault.start_share, fault.duration_s) for fault in plans[2][1]] == [(0.25, 5.0)]
-    assert plans == list(scenario.plans()) != list(replace(scenario, seed=2).plans())
-    ((_, first), (_, second)) = Scenario(faults=RECEIPT_FAULTS, runs=2).plans()
-    first[0].at = 7
-    assert second[0].at == -1, "each run has its own"
 
 
 @pytest.mark.parametrize(

@@ -109,23 +109,25 @@ def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateway:
     return Gateway(tmp_path)
 
 
-def test_a_receipt_leaves_for_its_publisher_and_stays_at_the_broker(gateway: Gateway) -> None:
+def test_a_receipt_leaves_for_its_publisher_and_stays_at_the_broker(gateway: Gateway, tmp_path: Path) -> None:
+    """Its watermark is durable before: a crash that came between would let the next process tell less."""
+    assert (gateway.turn(5.0), gateway.sender.next_turn_at()) == ([], None)
     gateway.arrive(0)
+    assert gateway.turn(5.0, online=False) == []
     assert gateway.turn(5.0) == [("p", 1)]
     (packet,) = gateway.sent
     assert (packet.topic, int(packet.qos), packet.retain) == ("told/p", 1, True)
     assert (packet.content_type, packet.payload_format_indicator) == ("application/json", 1)
     assert ReceiptPayload.verify_payload(KEYS, "p", packet.payload)
+    gateway.arrive(1)
+    assert gateway.turn(6.0) == [], "one for a publisher is in flight"
     gateway.answer()
-    assert (gateway.sender.sent_count, gateway.sender.next_turn_at()) == (1, None)
-
-
-def test_its_watermark_is_durable_before_it_leaves(gateway: Gateway, tmp_path: Path) -> None:
-    """It never goes back: a crash that came between would let the next process tell less."""
-    for number in (0, 1):
-        gateway.arrive(number)
-        gateway.turn(10.0 * number)
-        gateway.answer()
+    due = gateway.sender.next_turn_at()
+    assert due is not None
+    assert 5.0 < due < 6.0
+    assert gateway.turn(due) == [("p", 2)]
+    gateway.answer()
+    assert (gateway.sender.sent_count, gateway.sender.next_turn_at(), gateway.turn(100.0)) == (2, None, [])
     assert gateway.durable == [1, 2]
     gateway.inbox.close()
     after = Gateway(tmp_path)
@@ -135,65 +137,20 @@ def test_its_watermark_is_durable_before_it_leaves(gateway: Gateway, tmp_path: P
     assert receipt.restarted
 
 
-def test_nothing_leaves_without_a_connection_or_a_reason(gateway: Gateway) -> None:
-    assert (gateway.turn(5.0), gateway.sender.next_turn_at()) == ([], None)
-    gateway.arrive(0)
-    assert gateway.turn(5.0, online=False) == []
-    assert gateway.turn(5.0) == [("p", 1)]
-    gateway.answer()
-    assert gateway.turn(100.0) == []
-
-
-def test_rounds_have_a_pause_between_them(gateway: Gateway) -> None:
-    gateway.arrive(0)
-    gateway.turn(5.0)
-    gateway.answer()
-    gateway.arrive(1)
-    due = gateway.sender.next_turn_at()
-    assert due is not None
-    assert due > 5.0
-    assert gateway.turn((5.0 + due) / 2) == []
-    assert gateway.turn(due) == [("p", 2)]
-
-
-def test_a_publisher_has_one_receipt_in_flight_and_then_the_newest(gateway: Gateway) -> None:
-    gateway.arrive(0)
-    gateway.turn(5.0)
-    for number in (1, 2):
-        gateway.arrive(number)
-        assert gateway.turn(10.0 * number) == []
-    gateway.arrive(0, "q")
-    assert gateway.turn(30.0) == [("q", 1)]
-    gateway.answer()
-    assert gateway.turn(40.0) == [("p", 3)]
-
-
 def test_so_many_are_in_flight_and_the_others_follow_the_answers(gateway: Gateway) -> None:
     for publisher in range(203):
-        mark = Mark(f"p{publisher}", 1, 0, 0)
-        assert gateway.ledger.record_mark(mark, NOW) is MarkVerdict.NEW
+        assert gateway.ledger.record_mark(Mark(f"p{publisher}", 1, 0, 0), NOW) is MarkVerdict.NEW
     gateway.ledger.resend_receipts()
     first = gateway.turn(5.0)
     assert len(first) == 200
     assert (gateway.sender.next_turn_at(), gateway.turn(10.0)) == (None, [])
     kept, gateway.sent = gateway.sent[2:], gateway.sent[:2]
     gateway.answer()
-    assert gateway.sender.next_turn_at() is not None
     second = gateway.turn(15.0)
     assert len(second) == 2
     gateway.sent += kept
     gateway.answer()
     assert len({*first, *second, *gateway.turn(20.0)}) == 203
-
-
-def test_an_answer_to_something_else_is_not_taken(gateway: Gateway) -> None:
-    """The outbox names its messages by numbers."""
-    gateway.arrive(0)
-    gateway.turn(5.0)
-    assert not gateway.sender.perform(PublishAcknowledged(1, 0))
-    gateway.sender.reset()
-    gateway.answer()
-    assert gateway.sender.sent_count == 0, "of a session before this one"
 
 
 def test_a_receipt_that_the_broker_refuses_is_logged_once(gateway: Gateway) -> None:
@@ -202,6 +159,12 @@ def test_a_receipt_that_the_broker_refuses_is_logged_once(gateway: Gateway) -> N
         gateway.turn(10.0 * number)
         gateway.answer(PubAckReasonCode.NOT_AUTHORIZED)
     assert (gateway.logged, gateway.sender.sent_count) == (["TL-M41"], 0)
+    assert not gateway.sender.perform(PublishAcknowledged(1, 0)), "the outbox names its messages by numbers"
+    gateway.arrive(3)
+    gateway.turn(40.0)
+    gateway.sender.reset()
+    gateway.answer()
+    assert gateway.sender.sent_count == 0, "of a session before this one"
 
 
 def test_what_never_left_is_said_again_and_what_left_is_the_session_s(gateway: Gateway) -> None:
@@ -216,23 +179,14 @@ def test_what_never_left_is_said_again_and_what_left_is_the_session_s(gateway: G
     gateway.connect()
     assert [packet.topic for packet in gateway.sent] == ["told/p"]
     assert gateway.turn(10.0) == [("q", 1)]
-    gateway.answer()
-    assert (gateway.sender.sent_count, gateway.turn(15.0)) == (2, [])
-
-
-def test_a_lost_session_and_a_new_one_say_again_what_they_may_have_lost(gateway: Gateway) -> None:
-    gateway.arrive(0)
-    gateway.turn(5.0)
-    gateway.answer()
-    gateway.arrive(0, "q")
-    gateway.turn(10.0)
     gateway.session = Session(SessionConfig("c", "w", unknown_session="adopt"))
     gateway.connect()
     gateway.sender.reset()
-    assert gateway.turn(15.0) == [("q", 1)]
+    gateway.sent.clear()
+    assert {*gateway.turn(15.0)} == {("p", 1), ("q", 1)}
     gateway.answer()
     gateway.sender.session_lost()
-    assert gateway.turn(20.0) == [("p", 1), ("q", 1)], "the broker may have kept neither"
+    assert {*gateway.turn(20.0)} == {("p", 1), ("q", 1)}, "the broker may have kept neither"
     assert all(b'"restarted":true' in packet.payload for packet in gateway.sent)
 
 
@@ -255,8 +209,11 @@ def test_without_space_for_a_watermark_no_receipt_leaves(gateway: Gateway, monke
 
 def test_a_silent_publisher_is_forgotten_on_the_disk_too(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway.arrive(0)
-    gateway.turn(0.0)
-    gateway.answer()
+    packet = PublishPacket("t", b"", user_properties=Mark("p", 1, 0, 0).properties())
+    for now in (0.0, 10.0):
+        gateway.ledger.deduplicate([packet], ["t"], NOW)
+        gateway.turn(now)
+    assert (gateway.logged, gateway.sender.status()["forged"]) == (["TL-M35"], 2), "a wrong code, once"
     assert "publisher:p" in gateway.inbox.notes
     monkeypatch.setattr(Timestamp, "now", lambda: later(101))
     gateway.turn(50.0)
@@ -264,15 +221,6 @@ def test_a_silent_publisher_is_forgotten_on_the_disk_too(gateway: Gateway, monke
     gateway.turn(1000.0)
     assert gateway.sender.status()["publishers"] == 0
     assert "publisher:p" not in gateway.inbox.notes
-
-
-def test_a_wrong_code_is_logged_once(gateway: Gateway) -> None:
-    packet = PublishPacket("t", b"", user_properties=Mark("p", 1, 0, 0).properties())
-    for now in (0.0, 10.0):
-        gateway.ledger.deduplicate([packet], ["t"], NOW)
-        gateway.turn(now)
-    assert gateway.logged == ["TL-M35"]
-    assert gateway.sender.status()["forged"] == 2
 
 
 def test_keys_are_changed_in_their_file_while_it_runs(gateway: Gateway, tmp_path: Path) -> None:
