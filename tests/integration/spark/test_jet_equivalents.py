@@ -79,7 +79,7 @@ def test_builder_source_and_sink(
     spark: SparkSession, new_mosquitto: NewMosquitto, jet: dict[str, ModuleType], place: Path
 ) -> None:
     for options in jet["sinks"].RETRY.values():
-        assert parse_sink_options({"gateway": str(place), **options})
+        parse_sink_options({"gateway": str(place), **options})
     assert "payload" in jet["sources"].connected(spark, "mqtt://a:1883,mqtt://b:1883", place / "state").columns
     broker, secret = secured(new_mosquitto, place)
     items = jet["sources"].built(spark, broker.uri, place / "source", "jet", secret)

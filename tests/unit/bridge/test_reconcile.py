@@ -102,7 +102,12 @@ def test_a_line_is_held_against_its_markers(begun: Bridge, monkeypatch: pytest.M
     SinkNote().with_batch(4, result).write(Checkpoint(str(line.checkpoint)))
     marker = Marker(4, 1, 20, writer="q", dead_lettered=2, total_rows=20, total_dead_lettered=2)
     asked: list[str] = []
-    monkeypatch.setattr(MarkerStore, "read_markers", lambda store: asked.append(store.topic) or {0: marker})
+
+    def read_markers(store: MarkerStore) -> dict[int, Marker | None]:
+        asked.append(store.topic)
+        return {0: marker}
+
+    monkeypatch.setattr(MarkerStore, "read_markers", read_markers)
     status = collect_status(begun.state_dir, ["telemetry"])
     reconcile(begun, status)
     assert (asked, status["lines"]["telemetry"]["markers"]) == (["towline.s.markers"], EQUAL)
