@@ -274,8 +274,12 @@ def test_mqtt_to_kafka_exactly_once_whatever_is_killed(
 def _strikes(bridge: Running, kafka: Kafka) -> Iterator[Callable[[], object]]:
     yield lambda: bridge.kill("towline.gateway")
     yield lambda: stop_in_mid_batch(bridge, kafka, {"t": partial(begun, bridge)})
-    yield kafka.kill
-    yield kafka.start
+
+    def restart() -> None:
+        kafka.kill()
+        kafka.start()
+
+    yield restart
 
 
 #: A line at most once beside `TWO_LINES`, which takes large records too.

@@ -90,8 +90,9 @@ def lessons() -> Iterator[RefusalLearner]:
     recordcheck._learned_limits.clear()
 
 
-@pytest.mark.parametrize(("moment", "bad"), [(NOW + 3 * HOUR, NOW + 3 * HOUR), (NOW - 3 * HOUR, NOW - 4 * HOUR)])
+@pytest.mark.parametrize(("moment", "bad"), [(3, 3), (-3, -4)])
 def test_a_refused_timestamp_is_learned(lessons: RefusalLearner, moment: int, bad: int) -> None:
+    moment, bad = NOW + moment * HOUR, NOW + bad * HOUR
     failed = FailedRecord("u", ClientError(ClientError.INVALID_TIMESTAMP))
     lessons.learn(AttemptError(TOLD, failed))
     message = SimpleNamespace(timestamp=lambda: (1, moment), key=lambda: b"k")
