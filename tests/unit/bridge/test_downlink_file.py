@@ -46,6 +46,7 @@ def test_a_small_table_gets_safe_defaults(tmp_path: Path) -> None:
     assert (line.starting_offsets, line.on_data_loss, line.control_characters) == ("earliest", "stop", "send")
     assert (line.gateway.subscriptions, line.gateway.mqtt_client_id) == ((), "plant-7-commands")
     assert Bridge.model_validate_json(bridge.model_dump_json(by_alias=True)) == bridge
+    assert the_line(f'{GOOD}dead_letter_topic = "dead"\n', tmp_path).control_characters == "dead_letter"
 
 
 @pytest.mark.parametrize(
@@ -108,15 +109,6 @@ def test_each_template_and_sql_has_its_own_line(tmp_path: Path) -> None:
 
 def test_qos_2_to_several_brokers_needs_shared_sessions(tmp_path: Path) -> None:
     several = GOOD.replace('["mqtt://a:1883"]', '["mqtt://a", "mqtt://b"]')
-    assert the_line(several, tmp_path).qos == 1
     assert the_line(several.replace("] }", "], brokers_share_sessions = true }", 1) + "qos = 2\n", tmp_path).qos == 2
-    for setting, advice in (("qos = 2", "publish with QoS 1"), ('guarantee = "exactly_once"', "at_least_once")):
-        with pytest.raises(ConfigErrors, match=rf'bridge.toml:3  downlink "commands": .*; or .*{advice}.*TL-C90'):
-            read(several + setting + "\n", tmp_path)
-
-
-def test_control_characters_are_dead_letters_where_there_are_any(tmp_path: Path) -> None:
-    letters, send = GOOD + 'dead_letter_topic = "dead"\n', 'control_characters = "send"\n'
-    assert the_line(letters, tmp_path).control_characters == "dead_letter"
-    assert the_line(letters + send, tmp_path).control_characters == "send"
-    assert the_line(GOOD, tmp_path).control_characters == "send"
+    with pytest.raises(ConfigErrors, match=r'bridge.toml:3  downlink "commands": .*publish with QoS 1.*TL-C90'):
+        read(several + "qos = 2\n", tmp_path)

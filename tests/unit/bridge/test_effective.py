@@ -134,12 +134,13 @@ def test_each_setting_of_kafka_has_its_source(bridge: Bridge) -> None:
     assert shown(bridge, "down", "Kafka producer of dead letters")["acks"] == ("all", "guarantee = at_least_once")
 
 
-def test_a_mistake_quotes_what_the_file_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("topic", ["${WHO}/x", "${WHO} {x}"])
+def test_a_mistake_quotes_what_the_file_says(tmp_path: Path, topic: str) -> None:
+    """Also where it is about a part of a value."""
     (tmp_path / "secret").touch()
-    text = FILE.replace('topic = "t"', 'topic = "${WHO}/x"').replace('name = "up"', 'name = "${SITE}"')
+    text = FILE.replace('topic = "t"', f'topic = "{topic}"').replace('name = "up"', 'name = "${SITE}"')
     (line,) = told(text, tmp_path, {"SITE": "a", "WHO": "n0t-2b-5een"})
-    assert 'uplink "${SITE}" route' in line
-    assert '"${WHO}/x"' in line
+    assert f'uplink "${{SITE}}" route 1: "{topic}" is no Kafka topic name' in line
     assert "n0t-2b" not in line
 
 

@@ -69,6 +69,7 @@ def test_filters_narrow_what_the_routes_subscribe() -> None:
     assert restricted(("t/#", "t/a/#"), Filter("t/#", 1)) == {("t/#", 1)}
     once, weaker = Filter("t/+/c", 2), Filter("t/b/+", 0)
     for subscriptions in ((once, weaker), (weaker, once)):
+        assert restricted(("t/b/c",), *subscriptions) == {("t/b/c", 2)}
         assert restricted(("t/b/#",), *subscriptions) == {("t/b/+", 2)}
         assert restricted(("t/#",), *subscriptions) == {("t/+/c", 2), ("t/b/+", 0)}
 
