@@ -41,7 +41,7 @@ MQTT = list(key_types(GatewaySettings))
         ("topic", [*key_types(tables.UplinkTable), "route"], "Give it in [[uplink.route]]"),
         ("qos", SOURCE, "Give it behind each filter in subscribe"),
         ("maxOffsetsPerTrigger", SOURCE, 'Did you mean "maxMessagesPerTrigger"?'),
-        ("max_offsets_per_trigger", key_types(tables.DownlinkSection), 'Did you mean "max_messages_per_trigger"?'),
+        ("max_offsets_per_trigger", key_types(tables.DownlinkTable), 'Did you mean "max_messages_per_trigger"?'),
         ("maxTriggerDelay", SOURCE, "In milliseconds: maxTriggerDelayMs."),
         ("trigger_interval_s", key_types(tables.UplinkTable), "An uplink rests by the rate of its messages"),
         ("startingTimestamp", SOURCE, "There is no start by time"),

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.losing import numbers, progress_of_a_lost_shuffle
 from tests.unit.bridge.test_messages import SENT, kafka_gets, line_of
-from towline.bridge.config.tables import DownlinkSection
+from towline.bridge.config.tables import DownlinkTable
 from towline.bridge.downlink.sink import render_rows
 from towline.bridge.lines import sql as downsql
 from towline.bridge.messages import internal, message_table
@@ -30,8 +30,8 @@ RECORD = (
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def section(**settings: Any) -> DownlinkSection:
-    return DownlinkSection.model_validate({"name": "line", "from": "t", **settings})
+def section(**settings: Any) -> DownlinkTable:
+    return DownlinkTable.model_validate({"name": "line", "from": "t", **settings})
 
 
 def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) -> tuple[Any, ...]:
@@ -39,11 +39,11 @@ def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) ->
     return key, value, "t", more.get("partition", 0), more.get("offset", 0), NOW, headers
 
 
-def applied(frame: DataFrame, downlink: DownlinkSection, **more: Any) -> DataFrame:
+def applied(frame: DataFrame, downlink: DownlinkTable, **more: Any) -> DataFrame:
     return downsql.apply_downlink_sql(frame, downlink, line_of(downlink), **more)
 
 
-def down(spark: SparkSession, downlink: DownlinkSection, *records: tuple[Any, ...], **more: Any) -> Any:
+def down(spark: SparkSession, downlink: DownlinkTable, *records: tuple[Any, ...], **more: Any) -> Any:
     """Of each record its columns, and what Kafka gets of all that are refused."""
     rows = applied(spark.createDataFrame(records, RECORD), downlink, **more).toArrow().combine_chunks()
     table = message_table(line_of(downlink))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.unit.bridge.down_oracle import becomes
 from tests.unit.bridge.test_records import messages
-from towline.bridge.config.tables import DownlinkSection, RouteSection
+from towline.bridge.config.tables import DownlinkTable, RouteSection
 from towline.bridge.downlink.sink import render_rows as rendering
 from towline.bridge.messages import (
     KAFKA_COLUMNS,
@@ -119,14 +119,14 @@ answers = st.fixed_dictionaries(
 )
 
 
-def line_of(section: DownlinkSection, limit: int = 0) -> str:
+def line_of(section: DownlinkTable, limit: int = 0) -> str:
     """What a line's records become, as its query says it."""
     written = {**section.message_table_config(), "line": section.name, "qos": 1, "limit": limit}
     return json.dumps({**written, "send_controls": section.control_characters == "send"})
 
 
 def table_of(said: Mapping[str, Any], limit: int = 0) -> MessageTable:
-    return message_table(line_of(DownlinkSection.model_validate({"name": "line", "from": "t", **said}), limit))
+    return message_table(line_of(DownlinkTable.model_validate({"name": "line", "from": "t", **said}), limit))
 
 
 def unchecked(texts: Sequence[Any]) -> pa.Array:
@@ -241,7 +241,7 @@ def test_a_refused_record_is_a_letter_with_every_byte() -> None:
     assert (topic, letter.topic, letter.partition, letter.source) == ("dead", "t", 0, "line")
     assert (list(letter.headers), letter.timestamp) == ([("h", None), ("h", b"\xff")], int(NOW.timestamp() * 1000))
     assert made[-1][1].detail == "the broker takes packets of at most 80000 bytes"
-    section = DownlinkSection.model_validate({"name": "line", "from": "t", "topic": "{key}"})
+    section = DownlinkTable.model_validate({"name": "line", "from": "t", "topic": "{key}"})
     rows = rendering(message_table(line_of(section)), [batch_of(sent[:1])], Counter(), has_dead_letter_topic=False)
     with pytest.raises(KafkaError, match=r"line line: record t/0 offset 0: MQTT takes no such topic.*\[TL-B05\]"):
         list(rows)
@@ -303,4 +303,4 @@ def test_the_text_of_sql_goes_no_way_with_the_messages() -> None:
     sql = "concat('hidden', key)"
     notice = {"topic": {"sql": sql}, "headers": {"h": {"sql": sql}}, "where": sql}
     said = {"topic": {"sql": sql}, "fields": {"f": sql}, "where": sql, "reject": sql, "failure_notice": notice}
-    assert "hidden" not in line_of(DownlinkSection.model_validate({"name": "line", "from": "t", **said}))
+    assert "hidden" not in line_of(DownlinkTable.model_validate({"name": "line", "from": "t", **said}))

@@ -37,12 +37,10 @@ from towline.bridge.config.tables import (
     LINES,
     LISTENER_FILES,
     BridgeTable,
-    DownlinkSection,
     DownlinkTable,
     KafkaSection,
     MemberSection,
     SparkSection,
-    UplinkSection,
     UplinkTable,
 )
 from towline.bridge.kafka_source import java_client
@@ -329,7 +327,7 @@ class _FileReader:
             "max_trigger_delay_ms": delay_ms,
             "dead_letter_topic": dead_letter_topic(table, self._tables),
         }
-        line = Uplink.model_validate({**_section_values(table, UplinkSection), **line_values})
+        line = Uplink.model_validate({**_section_values(table, UplinkTable), **line_values})
         self._add_violations(gateway_problems(line, routes), path)
         return line
 
@@ -345,7 +343,7 @@ class _FileReader:
             "qos": policy(table.guarantee).default_publish_qos if table.qos is None else table.qos,
             "control_characters": table.control_characters or ("dead_letter" if topic else "send"),
         }
-        line = Downlink.model_validate({**_section_values(table, DownlinkSection), **line_values})
+        line = Downlink.model_validate({**_section_values(table, DownlinkTable), **line_values})
         self._add_violations(gateway_problems(line, ()), path)
         return line
 

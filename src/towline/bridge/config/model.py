@@ -11,9 +11,9 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from towline.bridge.config.subscriptions import SubscribedRoute
-from towline.bridge.config.tables import BridgeSection, DownlinkSection, LineSection, UplinkSection
+from towline.bridge.config.tables import BridgeSection, DownlinkTable, LineTable, MemberSection, UplinkTable
 from towline.errors import ConfigError, did_you_mean
-from towline.gateway.settings import GatewaySettings, ShareMethod
+from towline.gateway.settings import GatewaySettings
 from towline.guarantee import policy
 
 #: Directory of Spark's checkpoint in a line's state directory.
@@ -22,7 +22,7 @@ CHECKPOINT: Final = "checkpoint"
 CONSUMER: Final = "bridge"
 
 
-class AnyLine(LineSection):
+class AnyLine(LineTable):
     """Line of a bridge: one MQTT client id, one Spark query, one direction.
 
     Attributes:
@@ -52,7 +52,7 @@ class AnyLine(LineSection):
         return policy(self.guarantee).transactions and (self.kind == "uplink" or self.dead_letter_topic is not None)
 
 
-class Uplink(AnyLine, UplinkSection):
+class Uplink(AnyLine, UplinkTable):
     """Line from MQTT to Kafka.
 
     Attributes:
@@ -66,6 +66,7 @@ class Uplink(AnyLine, UplinkSection):
     max_trigger_delay_ms: int = 0
     dead_letter_topics: tuple[str, ...] = ()
     gateways: tuple[str, ...] = ()
+    member: tuple[MemberSection, ...] = ()
     members: tuple[GatewaySettings, ...] = ()
 
     @property
@@ -85,11 +86,6 @@ class Uplink(AnyLine, UplinkSection):
         names = [member.share.member for member in self.members if member.share]
         hint = did_you_mean(name, names) if names else "Add it as [[uplink.member]], or omit --member."
         raise ConfigError("TL-C120", str(file), f'line "{self.name}" has no member "{name}"', hint)
-
-    @property
-    def share_way(self) -> ShareMethod | None:
-        """How the members share the line's messages; None for a line with one gateway."""
-        return next((member.share.way for member in self.members if member.share), None)
 
     @property
     def routes(self) -> tuple[SubscribedRoute, ...]:
@@ -116,7 +112,7 @@ class Uplink(AnyLine, UplinkSection):
         return frozenset(name for route, name in pairs if route.may_name_topic(name))
 
 
-class Downlink(AnyLine, DownlinkSection):
+class Downlink(AnyLine, DownlinkTable):
     """Line from Kafka to MQTT."""
 
     kind: ClassVar[str] = "downlink"

@@ -17,7 +17,6 @@ from towline.bridge.config.subscriptions import SubscribedRoute, option_conflict
 from towline.bridge.config.tables import (
     BridgeTable,
     Dedupe,
-    DownlinkSection,
     DownlinkTable,
     RouteSection,
     UplinkTable,
@@ -64,7 +63,7 @@ _BRACED: Final = re.compile(r"\{([A-Za-z_][\w.\[\]-]*)\}")
 
 
 def _text_problems(
-    section: RouteSection | DownlinkSection,
+    section: RouteSection | DownlinkTable,
     templates: Mapping[KeyPath, str],
     column_of: Callable[[str], str | None],
     unknown_field: str,
@@ -202,7 +201,7 @@ def line_problems(line: UplinkTable | DownlinkTable, file: BridgeTable) -> Itera
         yield from message_problems(line)
 
 
-def message_problems(section: DownlinkSection) -> Iterator[Violation]:
+def message_problems(section: DownlinkTable) -> Iterator[Violation]:
     """Yield violations in the message fields and failure notices of a downlink."""
     column = partial(record_column, fields=section.fields)
     return _text_problems(section, section.template_texts(), column, _UNKNOWN_RECORD_FIELD, _RECORD_COLUMNS)

@@ -349,8 +349,8 @@ def _check_gateways(value: tuple[str, ...]) -> tuple[str, ...]:
         raise PydanticCustomError("TL-C110", "{what}", {"what": f"{error}; {remedy}"}) from None
 
 
-class LineSection(SettingsModel):
-    """Keys of a line in either direction.
+class LineTable(SettingsModel):
+    """A line in either direction; ``profile``, ``listen`` and ``mqtt`` become settings of its gateway.
 
     Attributes:
         name: Part of the client id, the sink id, and the name of its state directory; unique in the file.
@@ -362,6 +362,10 @@ class LineSection(SettingsModel):
         dead_letter_topic: Kafka topic of messages that can't be mapped, written or stored whole
             (docs/guarantees.md#truncated-messages); ``false`` stops the line at the first one instead. Default
             ``<bridge>.dead-letters`` where missing topics are created, else none.
+        profile: A named set of routes and mappings: ``hono`` (also for commands), or ``hono-errors`` for rejected
+            messages (docs/hono.md).
+        listen: ``HOST:PORT`` of its gateway on a network; ``false`` for no listener. Default that of ``[gateway]``.
+        mqtt: A table: the differences from ``[mqtt]``.
     """
 
     name: str = Field(pattern=NAME)
@@ -369,18 +373,6 @@ class LineSection(SettingsModel):
     max_messages_per_trigger: Annotated[int, Field(ge=1)] = 50_000
     parallelism: Annotated[int, Field(ge=1, le=256)] = 1
     dead_letter_topic: str | Literal[False] | None = None
-
-
-class LineTable(SettingsModel):
-    """Keys of a line's table beside `LineSection`; they become settings of its gateway.
-
-    Attributes:
-        profile: A named set of routes and mappings: ``hono`` (also for commands), or ``hono-errors`` for rejected
-            messages (docs/hono.md).
-        listen: ``HOST:PORT`` of its gateway on a network; ``false`` for no listener. Default that of ``[gateway]``.
-        mqtt: A table: the differences from ``[mqtt]``.
-    """
-
     profile: str | None = None
     listen: str | Literal[False] | None = None
     mqtt: MqttSettings = MqttSettings()
@@ -409,8 +401,8 @@ class MemberSection(SettingsModel):
     filters: tuple[str, ...] = ()
 
 
-class UplinkSection(LineSection):
-    """Mapping of a line from MQTT to Kafka.
+class UplinkTable(LineTable):
+    """A line from MQTT to Kafka.
 
     Attributes:
         max_bytes_per_trigger: Most bytes in one micro-batch, as a number or as ``"64 MiB"``, in the size of journal
@@ -426,6 +418,16 @@ class UplinkSection(LineSection):
             of its own (docs/scaling.md#in-a-bridge).
         removed_gateways: Names of gateways that are removed from the line although messages may wait there.
         route: The first route that matches takes the message.
+        ack_after: When the broker gets its acknowledgement, as far as the guarantee leaves it open: ``journal``;
+            ``kafka`` with ``at_least_once`` (docs/operate.md#when-a-machine-may-be-lost); ``received`` with
+            ``at_most_once``.
+        receipts: A table with ``key_file``: publishers that ask learn when a message is in Kafka, and their repeats are
+            dropped (docs/publishers.md#receipt-keys).
+        journal: A table: the limit of its disk usage.
+        share: With members: how they share the line's messages, ``filters`` or ``subscription``
+            (docs/scaling.md#members).
+        share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``; default ``<bridge>-<line>``.
+        member: Gateways that share the line's messages.
     """
 
     max_messages_per_trigger: Annotated[int, Field(ge=1)] = 200_000
@@ -439,24 +441,6 @@ class UplinkSection(LineSection):
         _NON_EMPTY,
         _require_tables("TL-C61", "a line needs at least one [[uplink.route]]; add one with from and topic"),
     ] = Field(default=(), validate_default=True)
-
-
-class UplinkTable(LineTable, UplinkSection):
-    """A line from MQTT to Kafka.
-
-    Attributes:
-        ack_after: When the broker gets its acknowledgement, as far as the guarantee leaves it open: ``journal``;
-            ``kafka`` with ``at_least_once`` (docs/operate.md#when-a-machine-may-be-lost); ``received`` with
-            ``at_most_once``.
-        receipts: A table with ``key_file``: publishers that ask learn when a message is in Kafka, and their repeats are
-            dropped (docs/publishers.md#receipt-keys).
-        journal: A table: the limit of its disk usage.
-        share: With members: how they share the line's messages, ``filters`` or ``subscription``
-            (docs/scaling.md#members).
-        share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``; default ``<bridge>-<line>``.
-        member: Gateways that share the line's messages.
-    """
-
     ack_after: AckAfter | None = None
     receipts: ReceiptSettings | None = None
     journal: Limits = Limits()
@@ -546,8 +530,8 @@ def sql_texts(section: SettingsModel) -> Iterator[tuple[KeyPath, str]]:
             yield from (((*path, *key), text) for path, table in tables for key, text in sql_texts(table))
 
 
-class DownlinkSection(LineSection):
-    """Mapping of a line from Kafka to MQTT.
+class DownlinkTable(LineTable):
+    """A line from Kafka to MQTT.
 
     Attributes:
         from_: A Kafka topic, a list of them, or ``{ pattern = "REGEX" }``.
@@ -583,6 +567,7 @@ class DownlinkSection(LineSection):
             which a broker may end the connection [MQTT 5 section 1.5.4]: ``send`` it, or make it a ``dead_letter``
             (docs/kafka.md#dead-letters-of-a-downlink). Default a dead letter where the line has such a topic.
         trigger_interval_s: Seconds between batches.
+        outbox: Limits of its disk usage and of the age of a message.
     """
 
     from_: str | tuple[str, ...] | KafkaPattern = Field(alias="from")
@@ -606,6 +591,7 @@ class DownlinkSection(LineSection):
     confirm: Literal["outbox", "broker"] = "outbox"
     control_characters: Literal["send", "dead_letter"] | None = None
     trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    outbox: OutboxLimits = OutboxLimits()
 
     @field_validator("from_")
     @classmethod
@@ -659,16 +645,6 @@ class DownlinkSection(LineSection):
         if isinstance(self.from_, KafkaPattern):
             return topic not in _INTERNAL_TOPICS and re.search(self.from_.pattern, topic) is not None
         return topic in self.topics
-
-
-class DownlinkTable(LineTable, DownlinkSection):
-    """A line from Kafka to MQTT.
-
-    Attributes:
-        outbox: Limits of its disk usage and of the age of a message.
-    """
-
-    outbox: OutboxLimits = OutboxLimits()
 
 
 # -- the file --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from towline.bridge.config.model import Downlink
 from towline.bridge.config.rules import message_problems
-from towline.bridge.config.tables import DownlinkSection, KafkaPattern
+from towline.bridge.config.tables import DownlinkTable, KafkaPattern
 from towline.bridge.downlink.sink import FORMAT, LETTERS, LOCATION, MESSAGES, MQTT, REMEDY, DownlinkSink
 from towline.bridge.kafka_source import java_client
 from towline.bridge.lines.account import add_spark_counts
@@ -337,7 +337,7 @@ class DownlinkQuery(LineQuery[Downlink]):
 
 def mapping_of(line: Downlink) -> str:
     """Return a line's settings as JSON."""
-    return line.model_dump_json(by_alias=True, exclude_defaults=True, include=set(DownlinkSection.model_fields))
+    return line.model_dump_json(by_alias=True, exclude_defaults=True, include=set(DownlinkTable.model_fields))
 
 
 def line_of_last_batches(line: Downlink, mapping: str) -> Downlink:
@@ -346,13 +346,13 @@ def line_of_last_batches(line: Downlink, mapping: str) -> Downlink:
     A mapping that this version refuses is ignored.
     """
     section = _parse_mapping(mapping)
-    field_names = [name for name in DownlinkSection.model_fields if section and name not in _NOT_IN_MAPPING]
+    field_names = [name for name in DownlinkTable.model_fields if section and name not in _NOT_IN_MAPPING]
     return line.model_copy(update={name: getattr(section, name) for name in field_names})
 
 
-def _parse_mapping(mapping: str) -> DownlinkSection | None:
+def _parse_mapping(mapping: str) -> DownlinkTable | None:
     with suppress(ValidationError):
-        section = DownlinkSection.model_validate_json(mapping)
+        section = DownlinkTable.model_validate_json(mapping)
         return None if any(message_problems(section)) else section
     return None
 

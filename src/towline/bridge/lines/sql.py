@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from towline.bridge.config.tables import DownlinkSection, FailureNotice
+    from towline.bridge.config.tables import DownlinkTable, FailureNotice
 
 
 def _cast_sql(text: str, sql_type: str) -> str:
@@ -213,7 +213,7 @@ ROW_METRICS: Final = "towline"
 
 def apply_downlink_sql(
     frame: DataFrame,
-    section: DownlinkSection,
+    section: DownlinkTable,
     message_config: str,
     transform: Callable[[DataFrame], DataFrame] | None = None,
     *,
@@ -247,7 +247,7 @@ def apply_downlink_sql(
     return (frame.coalesce(1) if parallelism == 1 else frame.repartition(parallelism, internal("topic"))).drop(*fields)
 
 
-def _sql_columns(section: DownlinkSection) -> Iterator[tuple[str, str]]:
+def _sql_columns(section: DownlinkTable) -> Iterator[tuple[str, str]]:
     """Yield columns and their SQL, in order."""
     yield from ((name, f"(\n{text}\n)") for name, text in section.fields.items())
     used = {name for template in section.templates for name in template.fields}
@@ -267,7 +267,7 @@ def _notice_columns(notice: FailureNotice | None) -> Iterator[tuple[str, str]]:
             yield (internal(NOTICE_PREFIX + name), _cast_sql(value.sql, "BOOLEAN" if name == "where" else "STRING"))
 
 
-def _with_rendered(frame: DataFrame, message_config: str, section: DownlinkSection) -> DataFrame:
+def _with_rendered(frame: DataFrame, message_config: str, section: DownlinkTable) -> DataFrame:
     """Render the messages in a Python task, beside the fields that the notice's SQL names."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `apply_downlink_sql`
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
@@ -285,7 +285,7 @@ def _with_rendered(frame: DataFrame, message_config: str, section: DownlinkSecti
     return frame.select(*section.fields, column).select("made.*", *section.fields)
 
 
-def _transform(frame: DataFrame, transform: Callable[[DataFrame], DataFrame], section: DownlinkSection) -> DataFrame:
+def _transform(frame: DataFrame, transform: Callable[[DataFrame], DataFrame], section: DownlinkTable) -> DataFrame:
     result = transform(frame)
     types_before, types_after = dict(frame.dtypes), dict(getattr(result, "dtypes", ()))
     missing = [name for name in KAFKA_COLUMNS if types_after.get(name) != types_before[name]]

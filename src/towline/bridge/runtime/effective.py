@@ -125,7 +125,7 @@ def _client_settings(
     for name, value in sorted(settings.items()):
         keys: list[KeyPath] = [("kafka", _KAFKA_KEYS[name])] if name in _KAFKA_KEYS else []
         keys += [("kafka", "settings", name), ("kafka", "settings", *name.split("."))]
-        location = document.first_location(*keys) if name in file_settings and name not in PRODUCER_CONFIG else None
+        location = document.first_location(*keys) if name in file_settings else None
         row = _setting(document, name, value, location or sources.get(name, _DEFAULT))
         yield {**row, "value": f"in {row['value']}"} if secret_of_file_property(name) is not None else row
 

@@ -36,7 +36,7 @@ _ACK_TEXTS: Final = {
 _TOPIC_KEYS: Final = ("topic", "fallback_topic", "dead_letter_topic", "from")
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 #: Fields of a line that the plan has in another form.
-_EXCLUDED_FIELDS: Final = {"gateway", "members", "dead_letter_topics"}
+_EXCLUDED_FIELDS: Final = {"gateway", "mqtt", "profile", "member", "members", "dead_letter_topics"}
 _MAX_SQL_LENGTH: Final = 100
 
 
