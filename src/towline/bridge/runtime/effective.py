@@ -97,16 +97,6 @@ def _flatten(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[t
             yield (*path, key), value
 
 
-def _qos_source(pattern: str, line: AnyLine, document: Document, table: tuple[str, int]) -> str:
-    """Return the source of a filter's QoS: the route that sets it, or the guarantee and the route; "" for no route."""
-    for number, route in enumerate(line.routes if isinstance(line, Uplink) else ()):
-        if route.pattern.filter == pattern:
-            path = (*table, "route", number)
-            sources = filter(None, (f"guarantee = {line.guarantee}", document.first_location((*path, "from"))))
-            return document.first_location((*path, "qos")) or ", ".join(sources)
-    return ""
-
-
 def _producer_settings(bridge: Bridge, settings: SinkSettings, document: Document) -> list[Setting]:
     client, sink_policy = dict(settings.client), policy(settings.guarantee)
     if sink_policy.transactions and settings.sink_id is not None:
