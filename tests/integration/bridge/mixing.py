@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 from paho.mqtt import client as paho
@@ -20,7 +18,7 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka
 from towline_prove.devstack import Kafka, Mosquitto
 
-__all__ = ["DEVICES", "JVM", "MIXED", "Mixed", "check_mixed", "stands_still", "stop_in_mid_batch"]
+__all__ = ["DEVICES", "JVM", "MIXED", "check_mixed", "publish_mixed", "stands_still", "stop_in_mid_batch"]
 
 #: In the command line of a bridge's Spark.
 JVM = "org.apache.spark.deploy.SparkSubmit"
@@ -51,45 +49,21 @@ def qos_of(number: int) -> int:
     return 0 if number % DEVICES == 2 else number // DEVICES % 2
 
 
-class Mixed:
-    """Numbered messages of several devices, each of the other QoS than the one before, until it is left.
-
-    Attributes:
-        sent: How many of them were published.
-    """
-
-    def __init__(self, broker: Mosquitto) -> None:
-        self._client = paho.Client(CallbackAPIVersion.VERSION2, client_id="mixed", protocol=paho.MQTTv311)
-        self._client.max_inflight_messages_set(10)  # Mosquitto takes 20, and ends the connection of who sends more
-        self._client.connect("127.0.0.1", broker.port)
-        self._enough = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.sent = 0
-
-    def __enter__(self) -> Self:
-        self._client.loop_start()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._enough.set()
-        self._thread.join(PATIENCE)
-        self._client.disconnect()
-        self._client.loop_stop()
-
-    def _run(self) -> None:
-        for first in count(step=100):
-            published = [self._published(number) for number in range(first, first + 100)]
-            self.sent = first + 100
-            for each in published:  # those of QoS 1 are queued here, and one of QoS 0 may overtake them
-                each.wait_for_publish(PATIENCE)
-            if self._enough.wait(0.05):
-                return
-
-    def _published(self, number: int) -> paho.MQTTMessageInfo:
+def publish_mixed(broker: Mosquitto, first: int, count: int) -> None:
+    """Publish numbered messages, each device's next with the other QoS, and wait until the broker has them."""
+    client = paho.Client(CallbackAPIVersion.VERSION2, client_id="mixed", protocol=paho.MQTTv311)
+    client.max_inflight_messages_set(10)  # Mosquitto takes 20, and ends the connection of who sends more
+    client.connect("127.0.0.1", broker.port)
+    client.loop_start()
+    sent = []
+    for number in range(first, first + count):
         device = number % DEVICES
         topic = f"{'z' if device == 2 else 'q'}/d{device}"
-        return self._client.publish(topic, f"{number}", qos=number // DEVICES % 2)
+        sent.append(client.publish(topic, f"{number}", qos=number // DEVICES % 2))
+    for each in sent:  # those of QoS 1 are queued here, and one of QoS 0 may overtake them
+        each.wait_for_publish(PATIENCE)
+    client.disconnect()
+    client.loop_stop()
 
 
 def stands_still(pid: int) -> bool:
@@ -135,7 +109,7 @@ def stop_in_mid_batch(
         if batch is None or seen[topic][0] != batch:
             seen[topic] = (batch, end(topic))
             return False
-        return end(topic) > seen[topic][1] + DEVICES  # four in a row of `Mixed` have both classes
+        return end(topic) > seen[topic][1] + DEVICES  # four in a row of `publish_mixed` have both classes
 
     def struck() -> bool:
         all_written = [written(topic) for topic in begun]

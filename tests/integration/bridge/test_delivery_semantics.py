@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from tests.conftest import NewMosquitto
 from tests.helpers import produce_all, producer_in_order, wait_until
 from tests.integration.bridge.conftest import a_bridge
-from tests.integration.bridge.mixing import MIXED, Mixed, check_mixed, stop_in_mid_batch
+from tests.integration.bridge.mixing import MIXED, check_mixed, publish_mixed, stop_in_mid_batch
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.integration.bridge.test_downlink import TWO_LINES, accounts, lines_of, put, run_through
 from tests.integration.bridge.test_downlink import judge as judge_line
@@ -85,8 +85,8 @@ def begun(bridge: Running, line: str = "line") -> int | None:
 class Flow:
     """Messages at a steady pace, published beside the test until it is left."""
 
-    def __init__(self, broker: Mosquitto) -> None:
-        self._broker = broker
+    def __init__(self, broker: Mosquitto, send: Callable[[Mosquitto, int, int], None] = publish) -> None:
+        self._broker, self._send = broker, send
         self._enough = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.sent = 0
@@ -101,7 +101,7 @@ class Flow:
 
     def _run(self) -> None:
         while not self._enough.wait(0.1):  # as much as there can be would cost CPU and show nothing more
-            publish(self._broker, self.sent, 50)
+            self._send(self._broker, self.sent, 50)
             self.sent += 50
 
 
@@ -162,7 +162,7 @@ def carried_up(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Up:
         nothing_waits(bridge, count, line)
     counted(bridge, 100)
     with Flow(broker) as flow:
-        with Mixed(broker) as mixed:
+        with Flow(broker, publish_mixed) as mixed:
             wait_until(lambda: mixed.sent > 500, PATIENCE, "batches of both classes")
             undecided = {topics[line]: partial(begun, bridge, line) for line in ("mixed", "least")}
             stop_in_mid_batch(bridge, kafka, undecided, also=partial(begun, bridge, "line"), driver=True)
