@@ -100,7 +100,7 @@ _TABLE: Final[Mapping[tuple[str, tuple[str, ...]], Mapping[str, str | tuple[str,
     ("histogram", (*GATEWAY, "journal")): {"fdatasync_seconds": "how long each fdatasync of a journal on disk took"},
     ("kept counter", LINE): {
         "messages_dead_lettered": ("dead_lettered", "messages in the dead-letter topic"),
-        "messages_filtered": ("filtered", "messages filtered by where or transform"),
+        "messages_filtered": ("filtered", "messages filtered by where"),
         "messages_undecided": ("undecided", "messages filtered because their where is null"),
         "messages_unrouted": ("unrouted", "messages that match no route (up)"),
         "messages_deduplicated": ("deduplicated", "repeats not written to Kafka, those of the gateway included (up)"),

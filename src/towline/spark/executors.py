@@ -94,7 +94,7 @@ def check_executors(
         spark: The session. A Connect session is not checked: its executors belong to its server.
         shared_directories: Directories that each executor must read and write as the driver does: a query's state.
         files: Files that each executor must be able to read: secrets, certificates.
-        extra_versions: Further distributions with their oldest versions, required by your own transform.
+        extra_versions: Further distributions with their oldest versions, required by your own functions.
         timeout_s: Seconds to wait for the first executor.
 
     Returns:

@@ -19,7 +19,6 @@ from towline.bridge.downlink.sink import render_rows
 from towline.bridge.lines import sql as downsql
 from towline.bridge.messages import internal, message_table
 from towline.bridge.routes import FAULT, OUTCOME, RowOutcome
-from towline.errors import ConfigError
 
 pytestmark = pytest.mark.spark
 
@@ -160,12 +159,3 @@ def test_records_are_counted_once_though_tasks_run_again(spark: SparkSession, tm
     progress = progress_of_a_lost_shuffle(rows, tmp_path)
     assert progress["numInputRows"] > 600, "the tasks have not run again"
     assert progress["observedMetrics"][downsql.ROW_METRICS]["rows"] == 600
-
-
-def test_a_transform_keeps_the_columns(spark: SparkSession) -> None:
-    frame = spark.createDataFrame([record(b"a"), record(b"b")], RECORD)
-    downlink = section(topic="{key}", transform="m:f")
-    rows = applied(frame, downlink, transform=lambda rows: rows.where("key = 'b'")).collect()
-    assert [bytes(row.key) for row in rows] == [b"b"]
-    with pytest.raises(ConfigError, match="does not keep the column headers"):
-        applied(frame, downlink, transform=lambda rows: rows.drop("headers"))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.bridge.test_downlink_file import GOOD, read, the_line
 from towline.bridge.config.model import Downlink
-from towline.bridge.downlink.query import DownlinkQuery, _transform, line_of_last_batches, mapping_of
+from towline.bridge.downlink.query import DownlinkQuery, line_of_last_batches, mapping_of
 from towline.bridge.lines.identity import Identity
 from towline.errors import ConfigError
 
@@ -70,11 +70,3 @@ def test_the_settings_of_the_mapping(tmp_path: Path, setting: str, same: bool) -
     rest = head + "[[downlink]]" + "".join(f"{row}\n" for row in table.split("\n") if not row.startswith(f"{key} ="))
     now, before = the_line(rest + setting, tmp_path), the_line(GOOD, tmp_path)
     assert (line_of_last_batches(now, mapping_of(before)) == line_of_last_batches(now, "")) is same
-
-
-def test_a_module_that_ends_the_process_ends_its_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One driver has all lines: it was started again and again."""
-    (tmp_path / "leaving.py").write_text("raise SystemExit(3)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"can't be loaded \(SystemExit: 3\).*TL-C78"):
-        _transform(the_line(GOOD + 'transform = "leaving:f"\n', tmp_path))

@@ -202,14 +202,6 @@ def test_what_another_guarantee_takes(
     assert resume_step(line(tmp_path, guarantee=now), replace(KNOWN, guarantee=was), seen) is how
 
 
-def test_a_transform_of_the_way_down_may_keep_state(tmp_path: Path) -> None:
-    down = downlink(tmp_path)
-    for stateful in (False, True):
-        assert resume_step(down, KNOWN, replace(FINE, stateful=stateful)) is ResumeStep.CONTINUE
-    scaled = down.model_copy(update={"parallelism": 2, "guarantee": "exactly_once"})
-    assert resume_step(scaled, KNOWN, replace(FINE, stateful=True)) is ResumeStep.NEW_CHECKPOINT
-
-
 def test_a_batch_that_may_be_in_kafka_is_written_by_no_other_sink(tmp_path: Path) -> None:
     """What it was begun by is not known: its identity is gone, and the file's dedupe is another."""
     one = line(tmp_path, more=DEDUPE)

@@ -22,7 +22,7 @@ from towline.gateway.settings import ListenAddress, OutboxLimits, ReceiptSetting
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.mqtt.events import Filter
-from towline.net.settings import FunctionName, MqttSettings
+from towline.net.settings import MqttSettings
 from towline.options import parse_path
 from towline.spark.java import Tier
 from towline.spark.trigger import LONGEST_DELAY_MS
@@ -560,8 +560,6 @@ class DownlinkTable(LineTable):
         failure_notice: A table: one more Kafka record for each dead letter: ``topic``, ``key``, ``payload``,
             ``headers``, whose SQL may name ``fault`` (the reason); ``copy_headers`` (``"name*"`` for a prefix),
             ``where``, ``allowed_topics`` (created by ``create_topics``).
-        transform: ``package.module:function``, a deterministic function from DataFrame to DataFrame that keeps the
-            columns.
         confirm: When a batch counts as written: on disk in the outbox, or at the broker.
         control_characters: Reaction to a record with control characters or non-characters in a topic or property, at
             which a broker may end the connection [MQTT 5 section 1.5.4]: ``send`` it, or make it a ``dead_letter``
@@ -587,7 +585,6 @@ class DownlinkTable(LineTable):
     where: str | None = None
     reject: str | None = None
     failure_notice: FailureNotice | None = None
-    transform: FunctionName | None = None
     confirm: Literal["outbox", "broker"] = "outbox"
     control_characters: Literal["send", "dead_letter"] | None = None
     trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0

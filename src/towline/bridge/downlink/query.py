@@ -13,11 +13,9 @@ outcome: where several writers have a part of the MQTT topics each, and where a 
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -35,7 +33,7 @@ from towline.bridge.lines.recovery import check_resume, reset_command
 from towline.bridge.lines.sql import ROW_METRICS, apply_downlink_sql
 from towline.bridge.lines.statuses import endpoints_of, kafka_offsets, read_checkpoint, request_status, wait_for_answers
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, KafkaError
+from towline.errors import KafkaError
 from towline.gateway.access import ClientAccess
 from towline.kafka.admin import KafkaAdmin, check_topic_ids, recreated_topics, save_topic_ids, saved_topic_ids
 from towline.kafka.options import SinkSettings
@@ -216,7 +214,7 @@ class DownlinkQuery(LineQuery[Downlink]):
             limit = self._packet_limit(identity)
             identity = identity.update(line.gateway.state_dir, mapping=self._mapping, packet_limit=limit)
         records, options = self._read_stream(spark, identity), self._message_options(identity)
-        rows = apply_downlink_sql(records, line, options, _transform(line), parallelism=line.parallelism)
+        rows = apply_downlink_sql(records, line, options, parallelism=line.parallelism)
         return rows.writeStream.format(FORMAT).options(**self._sink_options(identity)), identity
 
     def _packet_limit(self, identity: Identity) -> int:
@@ -239,12 +237,10 @@ class DownlinkQuery(LineQuery[Downlink]):
         row_count = int(metrics["rows"] or 0)
         start, end = _offsets(source.get("startOffset")), _offsets(source.get("endOffset"))
         offset_count = sum(offset - start.get(tp, 0) for tp, offset in end.items()) if start else row_count
-        has_transform = self.line.transform is not None
 
         def numbers(sink: Counter[str]) -> dict[str, int]:
-            difference = row_count - sink["records"]
-            other_counts = {"removed": max(0, difference)} if has_transform else {"unlike": difference}
-            return {"taken": row_count, "beyond": max(0, row_count - offset_count), **other_counts}
+            unlike = row_count - sink["records"]
+            return {"taken": row_count, "beyond": max(0, row_count - offset_count), "unlike": unlike}
 
         add_spark_counts(self.line.checkpoint, progress["batchId"], numbers)
 
@@ -355,27 +351,6 @@ def _parse_mapping(mapping: str) -> DownlinkTable | None:
         section = DownlinkTable.model_validate_json(mapping)
         return None if any(message_problems(section)) else section
     return None
-
-
-def _transform(line: Downlink) -> Callable[[DataFrame], DataFrame] | None:
-    """Load the user's transform function (TL-C78); a module beside the bridge file counts too."""
-    if line.transform is None:
-        return None
-    module, _, name = line.transform.partition(":")
-    try:
-        function: Callable[[DataFrame], DataFrame] = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # a module that ends the process would end all lines
-        problem = f'transform "{line.transform}" can\'t be loaded ({type(error).__name__}: {error})'
-        remedy = "Correct the name, or install the module."
-        raise ConfigError("TL-C78", f'line "{line.name}"', problem, remedy) from error
-    return function
-
-
-def add_module_path(file: Path) -> None:
-    """Add the bridge file's directory to ``sys.path``, so that a transform may be a module there."""
-    directory = str(file.parent)
-    if directory not in sys.path:
-        sys.path.append(directory)
 
 
 def _offsets(source_offsets: Any) -> dict[tuple[str, str], int]:

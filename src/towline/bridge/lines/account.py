@@ -355,10 +355,10 @@ def _restore_problem(status: Mapping[str, Any], span: Span) -> str:
 #: ``undecided``: ``where`` is null. ``expired``: not sent before the message expiry. ``refused``: by the broker; the
 #: gateway stores them separately.
 _DOWNLINK_PARTS: Final = {
-    "taken": AccountPart("taken", "accepted filtered spark.removed undecided unfit", {"uncounted": "uncounted"}),
+    "taken": AccountPart("taken", "accepted filtered undecided unfit", {"uncounted": "uncounted"}),
     "delivered": AccountPart("delivered", "outbox.delivered", {"outbox.degraded": "at QoS 1, not 2"}),
     "dead_lettered": AccountPart("dead-lettered", "unfit"),
-    "filtered": AccountPart("filtered", "filtered spark.removed"),
+    "filtered": AccountPart("filtered"),
     "undecided": AccountPart("where is null"),
     "expired": AccountPart("expired", "outbox.expired"),
     "refused": AccountPart("refused", "outbox.refused"),

@@ -48,7 +48,7 @@ class LineQuery(ABC, Generic[LineT]):
         """Start the query, once checkpoint, journal and identity match.
 
         Raises:
-            TowlineError: TL-B22 to TL-B26, they do not; TL-C76 to TL-C78; others in Spark's wrapping, which
+            TowlineError: TL-B22 to TL-B26, they do not; TL-C77; others in Spark's wrapping, which
                 `towline.bridge.runtime.failures.reason` reads.
             pyspark.errors.AnalysisException: The SQL is invalid over the source's columns.
         """

@@ -120,8 +120,7 @@ def _has_markers(line: AnyLine, identity: Identity) -> bool:
 
 def resume_step(line: AnyLine, identity: Identity, checkpoint: CheckpointSummary) -> ResumeStep:
     """Return the step that changed settings need, if nothing mismatches."""
-    # On a downlink only the user's transform may keep state.
-    needs_state = line.dedupe_window is not None if isinstance(line, Uplink) else checkpoint.stateful
+    needs_state = isinstance(line, Uplink) and line.dedupe_window is not None
     # Spark refuses a checkpoint with state that the query has no use for, or without what it needs. A query that has
     # not finished a batch has no state yet, and can begin any.
     if needs_state != checkpoint.stateful and (checkpoint.stateful or checkpoint.committed_batch is not None):
@@ -133,7 +132,7 @@ def resume_step(line: AnyLine, identity: Identity, checkpoint: CheckpointSummary
     if checkpoint.planned_batch is None or not (rescaled or needs_markers):
         return ResumeStep.CONTINUE
     is_committed = checkpoint.all_committed and checkpoint.committed_batch is not None
-    keeps_checkpoint = isinstance(line, Uplink) and needs_state and is_committed
+    keeps_checkpoint = needs_state and is_committed
     return ResumeStep.NEW_SINK if keeps_checkpoint else ResumeStep.NEW_CHECKPOINT
 
 

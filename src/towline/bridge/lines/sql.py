@@ -25,7 +25,6 @@ from towline.bridge.messages import (
 )
 from towline.bridge.patterns import Template, sql_literal
 from towline.bridge.routes import DEDUPE, HEADER_MAP, REJECT, ROUTE, WHERE, Route
-from towline.errors import ConfigError
 from towline.schema import EVENT_TIME, ROW_SCHEMA
 
 if TYPE_CHECKING:
@@ -215,7 +214,6 @@ def apply_downlink_sql(
     frame: DataFrame,
     section: DownlinkTable,
     message_config: str,
-    transform: Callable[[DataFrame], DataFrame] | None = None,
     *,
     parallelism: int = 1,
 ) -> DataFrame:
@@ -228,14 +226,11 @@ def apply_downlink_sql(
         frame: Records, with headers.
         section: Mapping of the line.
         message_config: JSON for `towline.bridge.messages.message_table`.
-        transform: The user's function, called first; it keeps the columns, or raises ConfigError TL-C76.
         parallelism: Partitions of the result; more than one are split by MQTT topic.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
     frame = frame.select(*KAFKA_COLUMNS).observe(ROW_METRICS, F.expr("count(1)").alias("rows"))
-    if transform is not None:
-        frame = _transform(frame, transform, section)
     for name, text in _sql_columns(section):
         frame = frame.withColumn(name, _null_on_error(F.expr(text)))
     notice = dict(_notice_columns(section.failure_notice))
@@ -283,13 +278,3 @@ def _with_rendered(frame: DataFrame, message_config: str, section: DownlinkTable
     functions: Any = F  # arrow_udf is missing in the stubs
     column = functions.arrow_udf(render, result_type)(F.struct(*inputs.columns)).alias("made")
     return frame.select(*section.fields, column).select("made.*", *section.fields)
-
-
-def _transform(frame: DataFrame, transform: Callable[[DataFrame], DataFrame], section: DownlinkTable) -> DataFrame:
-    result = transform(frame)
-    types_before, types_after = dict(frame.dtypes), dict(getattr(result, "dtypes", ()))
-    missing = [name for name in KAFKA_COLUMNS if types_after.get(name) != types_before[name]]
-    if missing:
-        problem = f'transform "{section.transform}" does not keep the column {missing[0]} ({types_before[missing[0]]})'
-        raise ConfigError("TL-C76", f'line "{section.name}"', problem, "Return a DataFrame with the same columns.")
-    return result.select(*KAFKA_COLUMNS)

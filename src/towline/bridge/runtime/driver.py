@@ -31,7 +31,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pyspark.sql.streaming.query import StreamingQuery
 
 from towline.bridge.config.model import Bridge, Downlink, Uplink
-from towline.bridge.downlink.query import DownlinkQuery, add_module_path
+from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.runtime import sqlcheck
 from towline.bridge.runtime.child_supervisors import ensure_topics
@@ -341,7 +341,6 @@ def main() -> int:
     os.dup2(2, 1)
     sys.stderr = LogStream(sys.stderr)  # a full disk under the log must not end the driver
     bridge = Bridge.model_validate_json(sys.stdin.readline())
-    add_module_path(bridge.file)
     try:
         driver = Driver(bridge, reports)
     except Exception as error:

@@ -157,8 +157,6 @@ def _downlink_warnings(line: Downlink) -> Iterator[str]:
     if line.qos and line.gateway.protocol != "5":
         condition = "where the broker speaks no MQTT 5, " if line.gateway.protocol == "auto" else ""
         yield f"{condition}MQTT 3.x has no negative answers: what the broker drops, as by its ACL, counts as delivered."
-    if line.parallelism > 1 and line.guarantee is Guarantee.EXACTLY_ONCE and line.transform:
-        yield "the transform has to be deterministic: a batch that a crash interrupted goes through it again."
 
 
 def _transport_warnings(line: Uplink | Downlink, document: Document) -> Iterator[str]:
@@ -232,7 +230,6 @@ def _downlink_rows(line: Plan) -> Iterator[Row]:
         f"QoS {line['qos']}": True,
         f"properties {line['properties']}": True,
         f"where {_shorten(line['where'] or '')}": line["where"],
-        f"transform {line['transform']}": line["transform"],
     }
     yield "publish", _applicable(parts)
     yield "confirm", f"by the {line['confirm']}   {_dead_letter_text(line)}"
