@@ -17,18 +17,18 @@ from tests.integration.bridge.running import PATIENCE, Running
 from tests.integration.gateway.test_outbox import Ear
 from tests.integration.kafka.reading import records
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.kafka.deadletters import ChunkAssembler, DeadLetter
+from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Reason
 from towline_prove.devstack import Kafka
 
 # `make test` has the same extremes at the parts: publisher/test_any_row.py, bridge/test_sql.py and test_downsql.py,
-# unit/kafka, and in test_one_bridge.py a bridge that sets aside what its gateway can't take in.
+# unit/kafka, and in gateway/test_stubs.py what a gateway can't take in.
 pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 SEED = int(os.environ.get("TOWLINE_SEED", "20261122"))
 BOTH_WAYS = """
 name = "tests"
 state_dir = "state"
-mqtt = {{ brokers = "{mqtt}" }}
+mqtt = {{ brokers = "{mqtt}", max_packet_bytes = 2500000 }}
 kafka = {{ bootstrap_servers = "{kafka}", create_topics = {{ partitions = 1 }} }}
 spark = {{ master = "local[2]" }}
 [[uplink]]
@@ -68,6 +68,7 @@ def test_every_row_goes_on_or_is_set_aside(bridge: Running, new_mosquitto: NewMo
         went, dead = up(own_kafka)
         assert Counter(went.keys()) + Counter(dead) == Counter(range(len(sent))), f"seed {SEED}"
         assert all(went[n] == sent[n].payload for n in went)
+        assert any(letter.reason is Reason.PACKET_TOO_LARGE for letter in letters(own_kafka, "up.dead"))
         fine = {n for n, m in enumerate(sent) if len(m.payload) < 900_000 and len(m.user_properties) < 900}
         assert went.keys() >= fine
         account = bridge.account("down")

@@ -142,20 +142,6 @@ def letter(
     return DeadLetter(reason, topic, b"k", b"payload", headers, partition=9, timestamp=5, source="telemetry")
 
 
-def test_a_corrected_route_remaps_its_letters_and_the_others_stay(tmp_path: Path) -> None:
-    device, elsewhere = ("mqtt.user.id", b"d1"), (("mqtt.topic", b"nobody"),)
-    letters = [letter(headers=(*MQTT, device)), letter(), letter(headers=elsewhere), letter(headers=(), topic=None)]
-    first, *others = mapper(tmp_path, 'key = "{mqtt.user.id}"\nkey_required = true\n').remap(letters)
-    assert isinstance(first, tuple)
-    assert first[:4] == ("telemetry", b"payload", b"d1", -1)
-    assert (first[6], device in first[7]) == (1767225600000, True)
-    assert others == [
-        "the message lacks what its key or its dedupe key is made of",
-        "no route takes this topic",
-        "it names no topic",
-    ]
-
-
 def test_a_record_that_kafka_refused_is_replayed_unchanged(tmp_path: Path) -> None:
     reasons = (Reason.TOO_LARGE, Reason.PARTITION, Reason.TIMESTAMP)
     results = mapper(tmp_path).remap([letter(reason, (("h", None),)) for reason in reasons])
