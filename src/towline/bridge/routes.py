@@ -11,7 +11,7 @@ null: no key, no topic, a header without value (or none). A topic name made of f
 allowed one and not reserved; else the message goes to the route's fallback topic (design section 10: a device never
 names a topic outside the allowed list).
 
-Columns that depend on the MQTT topic alone are computed once for each topic of a batch, the others for each row.
+Routes and levels are looked up once for each topic of a batch.
 `towline.bridge.messages` renders downlink messages with the same outcomes, templates and verdicts.
 """
 
@@ -303,11 +303,8 @@ class RouteTable:
     def match(self, topics: pa.Array) -> pa.Array:
         """Return the index of the route that takes each topic; null if none does."""
         codes = topics.dictionary_encode()
-        return self._match_distinct(codes.dictionary).take(codes.indices)
-
-    def _match_distinct(self, topics: pa.Array) -> pa.Array:
-        """Match topics that are all different."""
-        return pa.array([self.route_number(topic) for topic in topics.to_pylist()], pa.int32())
+        numbers = pa.array([self.route_number(topic) for topic in codes.dictionary.to_pylist()], pa.int32())
+        return numbers.take(codes.indices)
 
     def add_routes(self, rows: pa.RecordBatch, values: Mapping[str, str]) -> pa.RecordBatch:
         """Add to rows the index of their route in `ROUTE`, and the columns that the line's SQL needs.
@@ -317,7 +314,7 @@ class RouteTable:
             values: Column -> wildcard of a route, or message field as templates name it, that the column has as text;
                 null in rows whose route lacks the wildcard.
         """
-        rendered = _BatchRendering(self, rows, self.match(rows.column("topic")))
+        rendered = _BatchRendering(self, rows)
         columns = [rendered.join_views([view.field_text(name) for view in rendered.views]) for name in values.values()]
         names = [*rows.schema.names, ROUTE, *values]
         return pa.RecordBatch.from_arrays([*rows.columns, rendered.route_numbers, *columns], names=names)
@@ -329,11 +326,7 @@ class RouteTable:
             rows: Columns of `ROW_SCHEMA`; where Spark has evaluated the line's SQL, `REJECT`, `WHERE`, `DEDUPE`,
                 `HEADER_MAP` and the routes' fields too.
         """
-        codes = rows.column("topic").dictionary_encode()
-        numbers = self._match_distinct(codes.dictionary)
-        topics = pa.RecordBatch.from_arrays([codes.dictionary], ["topic"])
-        topic_rendering = _BatchRendering(self, topics, numbers)
-        return _BatchRendering(self, rows, numbers.take(codes.indices), topic_rendering, codes.indices).records()
+        return _BatchRendering(self, rows).records()
 
 
 def _cached_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -357,11 +350,6 @@ def to_row_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
 def route_table(routes: str) -> RouteTable:
     """Return the table of `routes_to_json`'s text; cached, since a process runs tasks of several lines in turn."""
     return RouteTable(routes_from_json(routes))
-
-
-def _depends_on_topic_only(route: Route, templates: Iterable[Template | None]) -> bool:
-    """Return whether templates depend on the MQTT topic alone."""
-    return all(name == "mqtt.topic" or name in route.pattern.wildcards for t in templates if t for name in t.fields)
 
 
 class FieldTexts(ABC):
@@ -415,7 +403,8 @@ class _RouteView(FieldTexts):
 
     def _make_text(self, name: str) -> pa.Array:
         if self.route is not None and (level := self.route.pattern.wildcard_level(name)) is not None:
-            return pc.list_element(self._levels, level)
+            levels, topic_indices = self._levels
+            return pc.list_element(levels, level).take(topic_indices)
         if name in FIELDS:
             return _as_text(self.column(FIELDS[name]))
         if name.startswith(USER_PREFIX):
@@ -428,8 +417,10 @@ class _RouteView(FieldTexts):
         return self.column(name).cast(pa.string()) if present else pa.nulls(self.size, pa.string())
 
     @cached_property
-    def _levels(self) -> pa.Array:
-        return pc.split_pattern(self.column("topic"), "/")
+    def _levels(self) -> tuple[pa.Array, pa.Array]:
+        """Levels of each distinct topic, and the index of each row's topic."""
+        codes = self.column("topic").dictionary_encode()
+        return pc.split_pattern(codes.dictionary, "/"), codes.indices
 
     @cached_property
     def payload_fields(self) -> JsonFields:
@@ -582,21 +573,11 @@ def first_value_of(lists: pa.Array, key: str) -> pa.Array:
 
 
 class _BatchRendering:
-    """Rendering of a batch by its routes; `route_numbers` is the index of each row's route.
+    """Rendering of a batch by its routes; `route_numbers` is the index of each row's route."""
 
-    `topics` is the rendering of the batch's distinct topics, `indices` the index of each row's topic there; both are
-    None in that rendering itself.
-    """
-
-    def __init__(
-        self,
-        table: RouteTable,
-        rows: pa.RecordBatch,
-        numbers: pa.Array,
-        topics: _BatchRendering | None = None,
-        indices: pa.Array | None = None,
-    ) -> None:
-        self._table, self._rows, self.route_numbers, self._topics, self._indices = table, rows, numbers, topics, indices
+    def __init__(self, table: RouteTable, rows: pa.RecordBatch) -> None:
+        self._table, self._rows = table, rows
+        self.route_numbers = numbers = table.match(rows.column("topic"))
         distinct = pc.unique(numbers).to_pylist() or [None]
         masks = ((n, numbers.is_null() if n is None else pc.equal(numbers, n).fill_null(False)) for n in distinct)
         groups = [(n, pc.indices_nonzero(mask)) for n, mask in masks] if len(distinct) > 1 else [(distinct[0], None)]
@@ -612,17 +593,8 @@ class _BatchRendering:
         """Join the columns of the views into one, in the order of the rows."""
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts).take(self._row_order)
 
-    def _column(
-        self,
-        arrow_type: pa.DataType,
-        templates: Callable[[Route], Iterable[Template | None]],
-        make_part: Callable[[_RouteView, Route], pa.Array | None],
-    ) -> pa.Array:
+    def _column(self, arrow_type: pa.DataType, make_part: Callable[[_RouteView, Route], pa.Array | None]) -> pa.Array:
         """Return a column, null where `make_part` returns None and in rows without a route."""
-        if self._topics is not None and all(_depends_on_topic_only(route, templates(route)) for route in self._routes):
-            column = self._topics._column(arrow_type, templates, make_part)  # noqa: SLF001 - the same over topics
-            all_null = column.null_count == len(column)
-            return pa.nulls(self._rows.num_rows, arrow_type) if all_null else column.take(self._indices)
         parts = [None if view.route is None else make_part(view, view.route) for view in self.views]
         pairs = zip(self.views, parts, strict=True)
         return self.join_views([pa.nulls(view.size, arrow_type) if part is None else part for view, part in pairs])
@@ -636,10 +608,10 @@ class _BatchRendering:
     def records(self) -> pa.RecordBatch:
         """Return the rows in `RECORD_SCHEMA`."""
         rows = self._rows
-        names, topics, codes = self._column(_DESTINATION, lambda r: [r.topic], self._destination).flatten()
-        keys = self._column(pa.binary(), lambda route: [route.key], lambda view, route: view.bytes_of(route.key))
-        headers = self._column(_HEADERS, lambda route: [text for _, text in route.headers], _RouteView.headers)
-        properties = self._column(pa.bool_(), lambda _: [], lambda view, r: view.constant(r.properties, pa.bool_()))
+        names, topics, codes = self._column(_DESTINATION, self._destination).flatten()
+        keys = self._column(pa.binary(), lambda view, route: view.bytes_of(route.key))
+        headers = self._column(_HEADERS, _RouteView.headers)
+        properties = self._column(pa.bool_(), lambda view, route: view.constant(route.properties, pa.bool_()))
         if HEADER_MAP in rows.schema.names and (mapped_headers := rows.column(HEADER_MAP)).null_count < rows.num_rows:
             headers = _concat_lists([headers, mapped_headers.cast(_HEADERS)])
         values, times, invalid_times = self._record_values(), *self._record_times()
@@ -677,7 +649,7 @@ class _BatchRendering:
         receipt_times = self._rows.column("received_at")
         if all(route.timestamp is None for route in self._routes):
             return receipt_times, None
-        raw_texts = self._column(pa.binary(), lambda r: [r.timestamp], lambda view, r: view.bytes_of(r.timestamp))
+        raw_texts = self._column(pa.binary(), lambda view, route: view.bytes_of(route.timestamp))
         texts = lossy_text(raw_texts).to_pylist()
         milliseconds = [int(text) if text is not None and _MILLISECONDS.fullmatch(text) else None for text in texts]
         micros = [n * 1000 if n is not None and n <= _MAX_TIMESTAMP_MS else None for n in milliseconds]
