@@ -285,14 +285,15 @@ def test_a_key_that_alone_tells_repeats_has_to_be_there() -> None:
     assert codes(RouteTable([route]).render(batch)) == [RowOutcome.KEY_ABSENT, RowOutcome.RENDERED]
 
 
-def batch_result(place: Path, answers: list[KafkaTaskResult], **more: Any) -> BatchResult:
+def batch_result(place: Path, answers: list[KafkaTaskResult], **more: str) -> BatchResult:
     """Of a line whose batch 3 begins at offset 5 and ends at 15."""
     (place / "offsets").mkdir()
     for number, offset in ((2, 5), (3, 15)):
         end = {"gateways": {"plant": {"journal": "j", "offset": offset}}, "tick": 0}
         (place / "offsets" / str(number)).write_text(f"v1\n{{}}\n{json.dumps(end)}")
     delivery: Any = SimpleNamespace(settings=SimpleNamespace(sink_id="s", parallelism=1))
-    return LineWriter(delivery, str(place), "", **more)._batch_result(answers, 3, SinkNote())
+    options = {"routes": "", "dedupes": "", "empty": "", **more}
+    return LineWriter(delivery, str(place), options)._batch_result(answers, 3, SinkNote())
 
 
 @pytest.mark.parametrize(
@@ -317,10 +318,10 @@ def test_writers_that_do_not_have_all_messages_between_them_commit_nothing(
         (9, {"unrouted": 1}, {}, {}),
         (7, {"filtered": 2, "undecided": 1, "fallback": 4}, {}, {}),
         (7, {"filtered": 1}, {}, {"astray": 2}),
-        (11, {}, {"drops_duplicates": True}, {"astray": -1}),
-        (7, {"filtered": 1}, {"drops_duplicates": True}, {"dropped": 2}),
-        (0, {}, {"empty_batch": 3}, {"skipped": 10}),
-        (0, {}, {"empty_batch": 2}, {"astray": 10}),
+        (11, {}, {"dedupes": "true"}, {"astray": -1}),
+        (7, {"filtered": 1}, {"dedupes": "true"}, {"dropped": 2}),
+        (0, {}, {"empty": "3"}, {"skipped": 10}),
+        (0, {}, {"empty": "2"}, {"astray": 10}),
         (6, {"filtered": 1}, {"marked": 9}, {"left_out": 3}),  # its marker says other rows: the filter was changed
     ],
 )

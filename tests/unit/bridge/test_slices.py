@@ -27,8 +27,8 @@ def test_a_slice_is_read_by_the_task_that_writes_where_the_plan_says(monkeypatch
     """Its ticket lets it in to a gateway on a network; one without rows is nothing to read."""
     asked: list[Any] = []
     monkeypatch.setattr(GatewayAddress, "rows", lambda *place: asked.append(place))
-    (batch,) = LineReader(ReadPlan(LOCAL), 3, None, {}).read(WriterPartition(SLICES, 2, 3))
+    (batch,) = LineReader(ReadPlan(LOCAL), {"writers": "3"}).read(WriterPartition(SLICES, 2, 3))
     slices = [open_slice(text) for text in batch.column(SLICE_COLUMN).to_pylist()]
     assert [of for _, *of in slices] == [[2, 3]] * 2
     assert asked == [(LOCAL, "j1", 3, 9, "inc"), (ADMITTED, "j2", 0, 4, "")]
-    assert not list(LineReader(ReadPlan(LOCAL), 3, None, {}).read(WriterPartition([], 0, 3)))
+    assert not list(LineReader(ReadPlan(LOCAL), {"writers": "3"}).read(WriterPartition([], 0, 3)))

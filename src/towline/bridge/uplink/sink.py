@@ -75,10 +75,8 @@ class LineSource(MqttDataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        line_options, mqtt_options = split_options(options, _WRITERS, _ROUTES, _VALUES)
+        self._line_options, mqtt_options = split_options(options, _WRITERS, _ROUTES, _VALUES)
         super().__init__(mqtt_options)
-        self._writers, self._routes = int(line_options[_WRITERS]), line_options.get(_ROUTES)
-        self._values: dict[str, str] = json.loads(line_options.get(_VALUES, "{}"))
 
     @classmethod
     def name(cls) -> str:
@@ -87,15 +85,15 @@ class LineSource(MqttDataSource):
 
     def schema(self) -> str:
         """Return the one column of slices; or the columns of the ``mqtt`` source and of `RouteTable.routed`."""
-        columns = super().schema()
-        if self._routes is None:
+        if _ROUTES not in self._line_options:
             return f"{SLICE_COLUMN} string"
-        return f"{columns}, {ROUTE} int" + "".join(f", `{name}` string" for name in self._values)
+        names = json.loads(self._line_options[_VALUES])
+        return f"{super().schema()}, {ROUTE} int" + "".join(f", `{name}` string" for name in names)
 
     @without_traceback
     def streamReader(self, schema: StructType) -> LineReader:  # noqa: ARG002, N802 - Spark's signature
         """Create the reader of a stream."""
-        return LineReader(self._plan, self._writers, self._routes, self._values)
+        return LineReader(self._plan, self._line_options)
 
 
 @dataclass(frozen=True)
@@ -108,11 +106,12 @@ class WriterPartition(InputPartition):
 
 
 class LineReader(MqttStreamReader):
-    """Reader with the batches of `MqttStreamReader`; without `routes` it yields slices, else routed rows."""
+    """Reader with the batches of `MqttStreamReader`; without ``routes`` it yields slices, else routed rows."""
 
-    def __init__(self, plan: ReadPlan, writers: int, routes: str | None, values: Mapping[str, str]) -> None:
+    def __init__(self, plan: ReadPlan, options: Mapping[str, str]) -> None:
         super().__init__(plan)
-        self._writers, self._routes, self._values = writers, routes, values
+        self._writers, self._routes = int(options[_WRITERS]), options.get(_ROUTES)
+        self._values: dict[str, str] = json.loads(options.get(_VALUES, "{}"))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the slices; without routes a partition for each writer, with all slices."""
@@ -179,12 +178,9 @@ class RecordSink(KafkaTransactional):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        line_options, kafka_options = split_options(options, _ROUTES, *_SINK_OPTIONS)
+        self._line_options, kafka_options = split_options(options, _ROUTES, *_SINK_OPTIONS)
         super().__init__(kafka_options)
-        dead_letter_topic, drops_duplicates, empty_batch = (line_options[name] for name in _SINK_OPTIONS)
-        self._routes, self._drops_duplicates = line_options[_ROUTES], drops_duplicates == "true"
-        self._empty_batch = int(empty_batch) if empty_batch else None
-        self._settings = replace(self._settings, dead_letter_topic=dead_letter_topic or None)
+        self._settings = replace(self._settings, dead_letter_topic=self._line_options["letters"] or None)
 
     @classmethod
     def name(cls) -> str:
@@ -195,8 +191,7 @@ class RecordSink(KafkaTransactional):
         return RecordColumns()
 
     def _stream_writer(self, delivery: Delivery, checkpoint_location: str) -> StreamWriter:
-        drops, empty = self._drops_duplicates, self._empty_batch
-        return LineWriter(delivery, checkpoint_location, self._routes, drops_duplicates=drops, empty_batch=empty)
+        return LineWriter(delivery, checkpoint_location, self._line_options)
 
 
 #: Formats to register in the bridge's session.
@@ -204,19 +199,12 @@ FORMATS: Final = (LineSource, RecordSink)
 
 
 class LineWriter(StreamWriter):
-    """Writer of a line's micro-batches; the arguments are those of `RecordSink`."""
+    """Writer of a line's micro-batches; the options are those of `RecordSink`."""
 
-    def __init__(
-        self,
-        delivery: Delivery,
-        location: str,
-        routes: str,
-        *,
-        drops_duplicates: bool = False,
-        empty_batch: int | None = None,
-    ) -> None:
+    def __init__(self, delivery: Delivery, location: str, options: Mapping[str, str]) -> None:
         super().__init__(delivery, location)
-        self._routes, self._drops_duplicates, self._empty_batch = routes, drops_duplicates, empty_batch
+        self._routes, self._drops_duplicates = options[_ROUTES], options["dedupes"] == "true"
+        self._empty_batch = int(options["empty"]) if options["empty"] else None
 
     def _deliver_task(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaTaskResult:
         """Write the rows of a task; TL-B02, TL-B29, TL-B33 for a message that can't be written anywhere."""
