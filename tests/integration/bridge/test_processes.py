@@ -177,13 +177,12 @@ def test_a_bridge_ends_though_its_driver_does_not(supervised: Supervised, monkey
 
 #: A process with a terminal of its own that tells what each SIGHUP means, and looks for it as a bridge does.
 _HANGUP = """
-import os, signal, sys, time
+import signal, sys, time
 from towline.bridge.runtime.supervisor import Terminal
-
 terminal = Terminal()
-told = int(sys.argv[1])
-signal.signal(signal.SIGHUP, lambda *_: os.write(told, b"g" if terminal.has_just_closed() else b"r"))
-os.write(told, b"s")
+tell = open(int(sys.argv[1]), "w", buffering=1).write
+signal.signal(signal.SIGHUP, lambda *_: tell("gone\\n" if terminal.has_just_closed() else "reload\\n"))
+tell("begins\\n")
 while True:
     time.sleep(0.1)
     terminal.check()
@@ -197,14 +196,12 @@ def test_a_terminal_that_goes_away_is_no_wish_to_reload() -> None:
     child, terminal = pty.fork()
     if child == 0:
         os.execv(sys.executable, [sys.executable, "-c", _HANGUP, str(writes)])  # noqa: S606 - there is none
-    try:
-        assert os.read(reads, 1) == b"s"
+    with open(reads) as told:  # noqa: PTH123 - a descriptor
+        assert told.readline() == "begins\n"
         os.kill(child, signal.SIGHUP)
-        assert os.read(reads, 1) == b"r"
+        assert told.readline() == "reload\n"
         os.close(terminal)
-        assert os.read(reads, 1) == b"g"
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(reads)
-        os.close(writes)
+        assert told.readline() == "gone\n"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(writes)

@@ -1,4 +1,4 @@
-"""Routes that change while messages come: in a batch that was begun, and in a whole bridge."""
+"""Routes that change while messages come."""
 
 from __future__ import annotations
 
@@ -7,104 +7,20 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from getpass import getuser
 from itertools import count
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
-from tests.unit.bridge.test_config import GOOD, read
-from tests.unit.gateway.serving import served
-from towline.bridge.config.model import CONSUMER
-from towline.bridge.runtime.driver import LineRunner
 from towline.bridge.runtime.state import APPLIED, read_state
-from towline.bridge.uplink.query import UplinkQuery
-from towline.checkpoint import Checkpoint
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = pytest.mark.spark
-
-LONG = 150
-
-
-# -- in a batch that was begun -----------------------------------------------------------------------------------------
-
-#: Guarantee and parallelism, and how often a message of the batch is in Kafka that was written and not committed.
-BEGUN = [("exactly_once", 2, 1), pytest.param("at_least_once", 1, 2, marks=pytest.mark.long)]
-
-
-@pytest.mark.parametrize(("guarantee", "parallelism", "times"), BEGUN)
-def test_a_batch_that_was_begun_is_finished_by_its_own_routes(
-    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path, guarantee: str, parallelism: int, times: int
-) -> None:
-    """In Kafka and not in Spark's commit log, as after a kill between the two: never in a second topic."""
-    one, two, three = topic("one"), topic("two"), topic("three")
-    reports: list[dict[str, Any]] = []
-
-    def report(kind: str, **values: Any) -> None:
-        reports.append({"kind": kind, **values})
-
-    host: Any = SimpleNamespace(spark=spark, report=report, is_ending=lambda: False)
-    own = f'name = "telemetry"\nguarantee = "{guarantee}"\nparallelism = {parallelism}\n'
-    head = GOOD.partition("[[uplink.route]]")[0].replace("k1:9092", kafka.bootstrap)
-    head = head.replace("plant-7", f"{guarantee}-{parallelism}")  # a marker topic of its own
-
-    def query(name: str, filter_: str) -> UplinkQuery:
-        route = f'[[uplink.route]]\nfrom = "{filter_}"\nkey = "{{mqtt.topic}}"\ntopic = "{name}"\n'
-        bridge = read(head.replace('name = "telemetry"\n', own) + route, tmp_path)
-        return UplinkQuery(bridge, bridge.uplinks[0])
-
-    def numbers(name: str) -> list[int]:
-        return sorted(int(value) for _, value, _ in in_kafka(kafka.bootstrap, name))
-
-    first = query(one, "telemetry/{device}/#")
-    runner = LineRunner(host, first)
-
-    def carried(condition: Callable[[], bool], what: str) -> None:
-        def is_so() -> bool:
-            runner.step()
-            return condition()
-
-        wait_until(is_so, LONG, what)
-
-    with served(tmp_path / "state" / "telemetry", name="telemetry") as server:
-
-        def committed(end: int) -> Callable[[], bool]:
-            return lambda: server.journal.consumers.get(CONSUMER) == end
-
-        carried(committed(server.add(12)), "the first batch")
-        # In the place of the commit log's next entry: Spark fails where a kill would have ended it.
-        log = first.line.checkpoint / "commits"
-        entry = log / str((Checkpoint(str(first.line.checkpoint)).last_committed_batch() or 0) + 1)
-        entry.touch()
-        server.add(12)
-        carried(lambda: any(one["kind"] == "failed" for one in reports), "a batch that can't be committed")
-        runner.stop(time.monotonic() + LONG)
-        runner.step()
-        entry.unlink()
-        assert numbers(one) == [*range(24)]
-
-        runner.replace_query(query(two, "telemetry/{device}/#"))
-        carried(committed(server.add(12)), "what was begun, and what is new")
-        runner.stop(time.monotonic() + LONG)
-        runner.replace_query(query(three, "elsewhere/#"))
-        carried(committed(server.add(12)), "what was received for a route that is gone")
-        runner.stop(time.monotonic() + LONG)
-    assert numbers(one) == sorted([*range(12), *[*range(12, 24)] * times])
-    assert numbers(two) == [*range(24, 48)]
-    assert numbers(three) == []
-    assert sum(one["kind"] == "failed" for one in reports) == 1
-
-
-# -- in a whole bridge -------------------------------------------------------------------------------------------------
 
 
 class Load:

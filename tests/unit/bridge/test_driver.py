@@ -132,6 +132,18 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
     assert "TL-B03" in capsys.readouterr().err
 
 
+def test_a_query_that_has_finished_a_former_batch_is_followed_by_the_next(
+    runner: LineRunner, host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = SimpleNamespace(isActive=False, exception=lambda: None)
+    monkeypatch.setattr(runner, "_poll_progress", lambda _: False)
+    monkeypatch.setattr(UplinkQuery, "start", MagicMock(side_effect=[ended, SimpleNamespace(isActive=True)]))
+    for _ in range(3):
+        runner.step()
+    assert [report["kind"] for report in host.reports] == ["started", "started"]
+    assert runner.is_starting
+
+
 def test_lines_begin_a_few_at_a_time_and_all_of_them_in_the_end() -> None:
     class FakeLine:
         def __init__(self) -> None:

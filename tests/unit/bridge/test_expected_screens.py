@@ -196,12 +196,12 @@ def test_a_disk_that_is_full_for_a_moment(watched: Watched) -> None:
     (told,) = watched.fails("java.io.IOException: No space left on device\n=== Streaming Query ===\nx")
     assert told.endswith(f"[TL-B56]\n{LINE}: messages wait on disk; retrying")
     full = str(JournalFull("TL-J02", "telemetry/inbox", "0 MB are free on this disk", "Make room."))
-    for _ in range(2):
-        events = watched.answers(held_back="journal full", last_error={"text": full})
-        assert events in ([f"{LINE}: {full}"], [])
+    throttled = {"held_back": "journal full", "last_error": {"text": full}}
+    assert [watched.answers(**throttled) for _ in range(2)] == [[f"{LINE}: {full}"], []]
     assert watched.reports("progress", query="q", batch=1, millis={}) == [f"{LINE}: runs again"]
-    events = watched.answers(held_back=None, last_error=None)
-    assert events == [f"{LINE}: there is disk space again, and messages are received"]
+    assert watched.answers(held_back=None, last_error=None) == [
+        f"{LINE}: there is disk space again, and messages are received"
+    ]
 
 
 def test_a_session_that_is_lost_and_a_weaker_qos_are_told_once(watched: Watched) -> None:

@@ -60,6 +60,8 @@ def _rows(schema: pa.Schema, count: int) -> pa.RecordBatch:
 @pytest.mark.parametrize("now", ['"new"', "false"])
 def test_a_dead_letter_topic_that_the_file_has_no_more_is_asked(tmp_path: Path, now: str) -> None:
     """By dlq show and replay (the shelves), and by doctor; the letters of a line that shared it are its own."""
+    with pytest.raises(ConfigError, match="TL-C75"):
+        dead_letter_topics(bridge(tmp_path, "a"))
     record_lines(bridge(tmp_path, "a", "b", dead='"old"'))
     changed = bridge(tmp_path, "a", "b", dead=now)
     one_stays = bridge(tmp_path, "a", "b", dead='"old"').lines[1]
@@ -72,12 +74,6 @@ def test_a_dead_letter_topic_that_the_file_has_no_more_is_asked(tmp_path: Path, 
     letters = {one.name for one in topic_uses(changed, {"telemetry", "old"}) if one.role is TopicRole.DEAD_LETTERS}
     assert letters == ({"new", "old"} if "new" in now else {"old"})
     assert "old" not in {one.name for one in topic_uses(changed, {"telemetry"})}, "deleted since"
-
-
-def test_a_bridge_without_any_dead_letter_topic_says_so(tmp_path: Path) -> None:
-    record_lines(one := bridge(tmp_path, "a"))
-    with pytest.raises(ConfigError, match="TL-C75"):
-        dead_letter_topics(one)
 
 
 def test_a_line_is_remembered_as_it_was_started_last_wherever_the_state_is_now(tmp_path: Path) -> None:
