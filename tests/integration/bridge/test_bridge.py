@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -205,31 +203,3 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewM
     assert "100 messages on disk; the next start delivers them" in bridge.out
     line = bridge.line()
     assert (line["gateway_running"], line["account"], line["last"]["account"]["waiting"]) == (False, None, 100)
-
-
-@pytest.mark.long
-def test_a_machine_that_was_suspended_costs_no_jvm(
-    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic
-) -> None:
-    """Spark's times are made short: 3 s for 120, and 3 signs of life for 60."""
-    write(bridge, mosquitto.port, kafka.bootstrap, topic())
-    conf = """conf = { "spark.executor.heartbeatInterval" = "1s", "spark.executor.heartbeat.maxFailures" = "3",
-"spark.network.timeout" = "3s", "spark.network.timeoutInterval" = "1s" }"""
-    text = bridge.file.read_text().replace('master = "local[2]"', f'master = "local[2]", {conf}')
-    bridge.file.write_text(text)
-    bridge.start()
-    bridge.said("connected to")
-    publish(mosquitto, 0, 10)
-    bridge.said("in Kafka 10")
-    (jvm,) = [one for one in psutil.Process(bridge.process.pid).children(recursive=True) if one.name() == "java"]
-    jvm.suspend()
-    time.sleep(8)  # longer than Spark's patience
-    jvm.resume()
-    for sent in range(10, 30):
-        publish(mosquitto, sent, 1)
-        wait_until(lambda: bridge.account().get("in_kafka") == sent + 1, PATIENCE, "a message more")  # noqa: B023
-        time.sleep(1)
-    assert jvm.is_running(), "the same"
-    assert json.loads((bridge.directory / "state" / "bridge.json").read_text())["spark_restarts"] == 0
-    bridge.interrupt()
-    assert "restarting in" not in bridge.out

@@ -81,9 +81,11 @@ def test_what_an_uplink_sets_is_no_other_lines_and_one_that_can_not_be_noted_is_
     assert (done, conf) == ([str((1 << 31) - 1), "stopped"], {name: "64m"})
 
 
-def test_spark_conf_does_not_have_tasks_counted_twice(tmp_path: Path) -> None:
+def test_spark_conf_does_not_have_tasks_counted_twice_and_a_suspended_machine_costs_no_jvm(tmp_path: Path) -> None:
     conf = f'[spark.conf]\n"{next(iter(OBSERVE_SETTINGS))}" = true\n\n[[uplink]]'
-    assert session_settings(read(GOOD.replace("[[uplink]]", conf), tmp_path)).items() >= OBSERVE_SETTINGS.items()
+    settings = session_settings(read(GOOD.replace("[[uplink]]", conf), tmp_path))
+    assert settings.items() >= OBSERVE_SETTINGS.items()
+    assert settings["spark.storage.blockManagerHeartbeatTimeoutMs"] == "365d"
 
 
 def test_a_trigger_without_a_batch_is_no_batch(runner: LineRunner, host: Any) -> None:
