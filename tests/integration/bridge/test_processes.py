@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
 import signal
 import sys
 import threading
@@ -173,35 +171,3 @@ def test_a_bridge_ends_though_its_driver_does_not(supervised: Supervised, monkey
     assert driver._process is not None
     assert driver._process.wait(20) == -signal.SIGKILL
     assert "its batch is repeated after the next start" in screen.getvalue()
-
-
-#: A process with a terminal of its own that tells what each SIGHUP means, and looks for it as a bridge does.
-_HANGUP = """
-import signal, sys, time
-from towline.bridge.runtime.supervisor import Terminal
-terminal = Terminal()
-tell = open(int(sys.argv[1]), "w", buffering=1).write
-signal.signal(signal.SIGHUP, lambda *_: tell("gone\\n" if terminal.has_just_closed() else "reload\\n"))
-tell("begins\\n")
-while True:
-    time.sleep(0.1)
-    terminal.check()
-"""
-
-
-def test_a_terminal_that_goes_away_is_no_wish_to_reload() -> None:
-    """The kernel's own SIGHUP, on a real terminal; and one that somebody sends while it is there."""
-    reads, writes = os.pipe()
-    os.set_inheritable(writes, True)
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execv(sys.executable, [sys.executable, "-c", _HANGUP, str(writes)])  # noqa: S606 - there is none
-    with open(reads) as told:  # noqa: PTH123 - a descriptor
-        assert told.readline() == "begins\n"
-        os.kill(child, signal.SIGHUP)
-        assert told.readline() == "reload\n"
-        os.close(terminal)
-        assert told.readline() == "gone\n"
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(writes)

@@ -50,18 +50,3 @@ def test_an_older_copy_stops_the_line_before_intake(bridge: Running, mosquitto: 
     online(bridge)
     assert bridge.line()["gateway"]["journaled"] == 10
     assert bridge.interrupt() == 0
-
-
-def test_a_changed_client_id_stops_the_line(bridge: Running, mosquitto: Mosquitto) -> None:
-    write(bridge, mosquitto.port, NOWHERE, "", 'from = "t/#"\ntopic = "x"')
-    with Journal.open(bridge.state_dir / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as journal:
-        journal.set_session({"client_id": "former", "established": True, "subscriptions": {}, "servers": []})
-    Identity("line", "tests.line").save(bridge.state_dir)
-    bridge.start()
-    assert bridge.ended() == 2
-    assert 'client id "former", and client_id is "tests-line" now' in bridge.out
-    assert 'abandon_session (option abandonSession) = "former"' in bridge.out
-    bridge.file.write_text(bridge.file.read_text().replace("mqtt = { ", 'mqtt = { abandon_session = "former", '))
-    bridge.start()
-    online(bridge)
-    assert bridge.interrupt() == 0

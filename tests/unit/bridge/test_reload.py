@@ -233,17 +233,6 @@ def test_a_start_without_the_checkpoint_changes_nothing_of_what_a_batch_was_begu
     assert (finishing._trigger(), taken(finishing.line)) == ({"once": True}, ["a/# one"])
 
 
-def test_a_batch_that_is_written_again_is_not_finished_before(tmp_path: Path) -> None:
-    """It was begun at least once and with dedupe; there is no marker of it, and Spark has no use for its state."""
-    first = uplink(tmp_path, route("a/#", "one"), own=DEDUPE)
-    second = read(HEAD + line(route("a/#", "two", more="qos = 2"), own=ONCE), tmp_path)
-    noted(first, "at_least_once")
-    begin_batch(first.checkpoint)
-    (first.checkpoint / "state").mkdir()
-    query = UplinkQuery(second, second.uplinks[0]).query_to_start()
-    assert (query._trigger(), taken(query.line), query.line.dedupe_window) == (GOES_ON, ["a/# two"], None)
-
-
 def test_routes_that_are_refused_now_are_not_forgotten_in_silence(tmp_path: Path) -> None:
     """Messages may wait for them, in the journal or at the broker."""
     bridge = read(HEAD + line(route("a/#", "two")), tmp_path)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.bridge.noted import up
-from tests.unit.bridge.test_config import GOOD, changed, read, told
+from tests.unit.bridge.test_config import changed, read, told
 from tests.unit.gateway.serving import Served, served
 from towline.bridge.config.model import Uplink
 from towline.bridge.lines import statuses
@@ -231,21 +231,3 @@ def test_a_line_begins_again_behind_what_is_done_at_each_and_waits_for_it(
             begin(line, identity)
         with served(tmp_path / "g2", name="g2"):
             assert (identity.sink, begin(line, identity)) == ("plant-7.telemetry.2", {"g1": 7, "g2": 6})
-
-
-def test_a_line_with_a_gateway_of_its_own_is_one_of_a_list_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(statuses, "_ANSWER_TIMEOUT_S", 0.2)
-    line, fresh = read(GOOD, tmp_path).uplinks[0], Identity.of_new_line("plant-7", "telemetry")
-    with served(line.gateway.state_dir, name="telemetry") as one:
-        one.add(10)
-        one.journal.commit("bridge", 4)
-        assert begin(line, fresh) == {"telemetry": 4}
-        write(line, 3, telemetry=(one, 7))
-        resumed(line)
-        one.journal.commit("bridge", 9)
-        with pytest.raises(TowlineError, match=r'line "telemetry": the checkpoint is an older copy.*TL-B23'):
-            resumed(line)
-    with pytest.raises(GatewayUnreachable, match=r"no gateway answers. It is restarted automatically.*TL-G01"):
-        begin(line, fresh)

@@ -92,26 +92,13 @@ def test_a_bridge_is_not_run_with_jars_of_anybody(
     assert (code, f"any user may write in {tmp_path}/cache" in err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("given", "locale"),
-    [
-        ({"LC_ALL": "C", "LANG": "de_DE.UTF-8"}, "C.UTF-8"),
-        ({}, "C.UTF-8"),
-        ({"LC_ALL": "", "LC_CTYPE": "C", "LANG": "en_US.UTF-8"}, "C.UTF-8"),
-        ({"LANG": "en_US.utf8"}, None),
-        ({"LC_ALL": "tr_TR.UTF-8", "LANG": "C"}, "tr_TR.UTF-8"),
-    ],
-)
-def test_spark_can_name_any_file(tmp_path: Path, given: dict[str, str], locale: str | None) -> None:
-    """A JVM whose locale is C can't open the checkpoint in a directory such as this."""
-    assert driver_environment(read(GOOD, tmp_path), tmp_path, given).get("LC_ALL") == locale
-
-
 def test_sparks_folders_lie_in_the_state_directory(tmp_path: Path) -> None:
     place = tmp_path / 'a "b" c'
     place.mkdir()
     variables = driver_environment(read(GOOD, tmp_path), place, {"SPARK_SUBMIT_OPTS": "-Xlog:gc"})
     assert variables["SPARK_LOCAL_DIRS"] == str(place)
+    assert variables["LC_ALL"] == "C.UTF-8", "a JVM whose locale is C can't open each directory"
+    assert "LC_ALL" not in driver_environment(read(GOOD, tmp_path), place, {"LANG": "en_US.utf8"})
     options = shlex.split(variables["SPARK_SUBMIT_OPTS"])
     assert options[-2:] == ["-Xlog:gc", f"-Djava.io.tmpdir={place}"]  # of two that say the same the later counts
     users = read(GOOD + "\n[spark]\nconf = { 'spark.local.dir' = '/fast' }\n", tmp_path)
