@@ -105,22 +105,15 @@ class Flow:
             self.sent += 50
 
 
-#: Beside the line at most once: the same messages at least once, and a line that drops repeats.
+#: Beside the line at most once: the same messages at least once.
 BESIDE = """
 [[uplink]]
 name = "least"
 guarantee = "at_least_once"
 max_trigger_delay_ms = 0
 route = [{{ from = "t/#", topic = "{least}" }}]
-[[uplink]]
-name = "unrepeated"
-dedupe = {{ key = "{{mqtt.user.id}}", within = "10 minutes" }}
-[[uplink.route]]
-from = "u/{{device}}/#"
-topic = "{unrepeated}"
-key = "{{device}}"
 """
-LINES = ("line", "least", "unrepeated", "mixed")
+LINES = ("line", "least", "mixed")
 
 
 @dataclass(frozen=True)
@@ -156,11 +149,8 @@ def carried_up(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Up:
     for line in LINES:
         online(bridge, line)
     publish(broker, 900_000, 50)
-    publish(broker, 0, 300, topic="u/d/x", user="id")
-    publish(broker, 100, 100, topic="u/d/x", user="id")
-    for line, count in {"line": 50, "least": 50, "unrepeated": 400}.items():
-        nothing_waits(bridge, count, line)
-    counted(bridge, 100)
+    for line in ("line", "least"):
+        nothing_waits(bridge, 50, line)
     with Flow(broker) as flow:
         with Flow(broker, publish_mixed) as mixed:
             wait_until(lambda: mixed.sent > 500, PATIENCE, "batches of both classes")
@@ -168,25 +158,15 @@ def carried_up(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Up:
             stop_in_mid_batch(bridge, kafka, undecided, also=partial(begun, bridge, "line"), driver=True)
             kill_gateway(bridge, "mixed")  # what came with QoS 1 and was not acknowledged comes again
             online(bridge, "mixed")
-        publish(broker, 200, 200, topic="u/d/x", user="id")
-        publish(broker, 0, 10, topic="u/d/x")  # no key: passed on, whatever was seen
-        publish(broker, 0, 10, topic="u/d/x")
-        counted(bridge, 200)
         kill_gateway(bridge, "line")  # what comes with QoS 0 meanwhile is nobody's
         online(bridge)
     publish(broker, LAST, 1)
-    for line, count in {"line": 0, "least": 51 + flow.sent, "unrepeated": 620, "mixed": mixed.sent // 3}.items():
+    for line, count in {"line": 0, "least": 51 + flow.sent, "mixed": mixed.sent // 3}.items():
         nothing_waits(bridge, count, line)
     wait_until(lambda: bridge.account("line")["skipped"], PATIENCE, "what was given up")
     accounts = {line: bridge.account(line) for line in LINES}
     assert bridge.interrupt() == 0
-    assert "deduplicated 200" in bridge.out
     return Up(kafka, topics, accounts, flow.sent, mixed.sent)
-
-
-def counted(bridge: Running, repeats: int) -> None:
-    """Wait for the end of a batch of the line that drops repeats: a kill in the midst of one leaves it uncounted."""
-    wait_until(lambda: bridge.account("unrepeated")["deduplicated"] == repeats, PATIENCE, f"{repeats} repeats")
 
 
 #: The number of the last message, behind everything.
@@ -225,14 +205,6 @@ def test_mqtt_to_kafka_at_least_once_doubles_and_never_loses(up: Up) -> None:
 
 def test_mqtt_to_kafka_each_route_as_it_promises(up: Up) -> None:
     check_mixed(up.kafka, up.topics["mixed"], up.mixed, up.accounts["mixed"])
-
-
-def test_mqtt_to_kafka_at_least_once_with_a_key_drops_repeats(up: Up) -> None:
-    """What Kafka's page says of messages with a primary key."""
-    values, account = up.values("unrepeated"), up.accounts["unrepeated"]
-    assert (account["in_kafka"], account["adds_up"]) == (420, True)
-    assert list(dict.fromkeys(values)) == [f"m{n}".encode() for n in range(400)], "all, in order"
-    assert len(values) == 420
 
 
 def test_mqtt_to_kafka_exactly_once_whatever_is_killed(

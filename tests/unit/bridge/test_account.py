@@ -11,7 +11,7 @@ import pytest
 from tests.unit.bridge.noted import commit, up
 from towline.bridge.lines.account import LineNotes, uplink_account
 from towline.bridge.runtime.screen import line_state, line_summary
-from towline.bridge.runtime.state import BridgeState, LineView, read_notes, read_state
+from towline.bridge.runtime.state import BridgeState, LineView, read_notes
 from towline.checkpoint import SINK_TOTALS
 
 
@@ -78,17 +78,6 @@ def test_rates_and_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     assert view.lag_s() == 0.0, "nothing waits"
 
 
-def test_the_state_says_what_is_noted(tmp_path: Path) -> None:
-    state = BridgeState("b", tmp_path, {"l": "up"})
-    state.lines["l"].update_status(status(10, 10, 10), LineNotes())
-    state.save()
-    assert (tmp_path / "bridge.json").stat().st_mode & 0o777 == 0o600
-    assert BridgeState("b", tmp_path, {"l": "up"}).lines["l"].previous_status == status(10, 10, 10)
-    assert BridgeState("b", tmp_path, {"l": "down"}).lines["l"].previous_status == {}, "of another line"
-    (tmp_path / "bridge.json").write_text("[]")
-    assert read_state(tmp_path) is None
-
-
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -126,7 +115,13 @@ def test_a_batch_that_is_newer_than_the_gateways_answer_is_no_disagreement(tmp_p
 
 
 def test_new_dead_letters_are_told_of_since_the_answer_before(tmp_path: Path) -> None:
-    view, heard = LineView("l", directory=tmp_path), list[int]()
+    """And the next start knows the last answer, if it is of this line."""
+    state, heard = BridgeState("b", tmp_path, {"l": "up"}), list[int]()
     for letters in (3, 5, 6):
-        heard.append(view.update_status(status(10, 10, 10), up({"j": (0, 10)}, dead_lettered=letters)))
+        notes = up({"j": (0, 10)}, dead_lettered=letters)
+        heard.append(state.lines["l"].update_status(status(10, 10, 10), notes))
     assert heard == [0, 2, 0]
+    state.save()
+    assert (tmp_path / "bridge.json").stat().st_mode & 0o777 == 0o600
+    assert BridgeState("b", tmp_path, {"l": "up"}).lines["l"].previous_status == status(10, 10, 10)
+    assert BridgeState("b", tmp_path, {"l": "down"}).lines["l"].previous_status == {}, "of another line"

@@ -212,19 +212,6 @@ def test_a_note_that_a_power_failure_took_leaves_nothing_but_offsets(tmp_path: P
     assert another_batch(line) == "received 13 = in Kafka 13 (10 of them unconfirmed) + waiting 0   adds up ✓"
 
 
-def test_an_older_note_counts_what_came_after_it_by_offsets(tmp_path: Path) -> None:
-    line = runs(tmp_path, "at_least_once")
-    older = (line.path / SINK_TOTALS).read_text()
-    another_batch(line)
-    (line.path / SINK_TOTALS).write_text(older)
-    assert "received 13 = in Kafka 8 + filtered 1 + dead-lettered 1 + waiting 3 (3 of them committed)   adds up ✓" in (
-        line.account.sentence()
-    )
-    assert another_batch(line) == (
-        "received 16 = in Kafka 14 (3 of them unconfirmed) + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓"
-    )
-
-
 def test_a_batch_is_counted_when_it_is_committed(tmp_path: Path) -> None:
     line = a_line(tmp_path, "at_most_once", letters=False)
     line.receive([Message(), Message("lost"), Message("lost")])

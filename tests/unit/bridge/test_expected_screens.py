@@ -25,7 +25,6 @@ from towline.bridge.runtime.supervisor import Supervisor, session_text
 from towline.errors import GatewayUnreachable
 from towline.gateway.client import GatewayClient
 from towline.guarantee import AckAfter
-from towline.kafka import faults
 
 NOW = 1_800_000_000.0
 LINE = 'line "telemetry"'
@@ -157,18 +156,6 @@ def redrawn(watched: Watched, width: int) -> list[str]:
 )
 def test_what_is_said_of_a_session(facts: dict[str, object], text: str) -> None:
     assert session_text({**FACTS, **facts}) == text
-
-
-def test_kafka_is_away_and_comes_back(watched: Watched) -> None:
-    error = faults.unreachable_error("k1:9092", 5.1, "connection refused")
-    for _ in range(2):
-        watched.kafka._handle_failure(error)
-    assert watched.state.take_events() == [
-        f"{error}\nkafka: messages are still received and wait on disk; retrying",
-    ]
-    for _ in range(2):
-        watched.kafka._mark_reachable()
-    assert watched.state.take_events() == ["kafka: k1:9092 answers"]
 
 
 @pytest.mark.parametrize(("ack_after", "where"), [(AckAfter.JOURNAL, "on disk"), (AckAfter.KAFKA, "in Kafka")])
