@@ -29,7 +29,8 @@ def run(
     """Run the lines of a bridge file and show their account.
 
     Ctrl-C stops it within 25 s: the current batch may finish, the broker keeps the session, waiting messages stay on
-    disk. A second Ctrl-C stops at once and loses nothing either. SIGHUP, or towline reload, applies the changed file.
+    disk. A second Ctrl-C stops at once and loses nothing either. towline reload applies the changed file, as does
+    SIGHUP to a service.
 
     Example:  towline run bridge.toml      and from another terminal:  towline status bridge.toml --watch
     """
@@ -53,7 +54,7 @@ def reload(file: BridgeFile = Path("bridge.toml")) -> None:
     the file is applied, 1 when the bridge refused it or none runs, 2 and a line for each error, 4 when this user has no
     permission to see whether a bridge runs.
 
-    Example:  towline reload bridge.toml      the same as SIGHUP to towline run, and it waits
+    Example:  towline reload bridge.toml      the same as SIGHUP to a service, and it waits
     """
     _reload(file)
 

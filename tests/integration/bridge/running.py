@@ -52,7 +52,9 @@ class Running:
         with (self.directory / "out").open("ab") as out:
             command = [*self.within, sys.executable, "-m", *self.program, "run", str(self.file), *more]
             environ = {**os.environ, "LC_ALL": "C", **self.environ}
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environ)
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environ, start_new_session=True
+            )
 
     @property
     def state_dir(self) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -25,10 +24,12 @@ from towline.bridge.runtime.reload import Reloader
 from towline.bridge.runtime.state import (
     APPLIED,
     REFUSED,
+    RELOAD_FILE,
+    RESTART_FILE,
     UNCHANGED,
     UNDER_WAY,
     BridgeState,
-    consume_restart_request,
+    consume_request,
     read_state,
     request_reload,
 )
@@ -170,12 +171,12 @@ def test_a_reload_that_can_not_be_finished_changes_nothing(
 
 
 def test_a_gateway_that_refuses_to_start_changes_nothing(scene: Scene) -> None:
-    """That of a line which comes is gone again, and the others are what they were."""
-    scene.faults["new"] = ConfigError("TL-M20", "new", "the broker holds a session", "Decide.")
-    told = scene.reload(line("a/#", "b/#", own=SEVEN) + NEW)
+    """Those of lines which come are gone again, and the others are what they were."""
+    scene.faults["newer"] = ConfigError("TL-M20", "newer", "the broker holds a session", "Decide.")
+    told = scene.reload(line("a/#", "b/#", own=SEVEN) + NEW + NEW.replace("new", "newer").replace("n/#", "m/#"))
     assert "[TL-M20]" in told["texts"][0]
-    assert scene.asked[2:-1] == ["start up 7", "start new 60", "start up 60"]
-    assert scene.asked[-1] == "take {'up': ['a/#', 'b/#']}"
+    starts = ["start up 7", "start new 60", "start newer 60"]
+    assert scene.asked[2:] == [*starts, "start up 60", "end new 60", "take {'up': ['a/#', 'b/#']}"]
     assert (told["outcome"], scene.lines(), list(scene.state.lines)) == (REFUSED, BEFORE, ["up", "other"])
 
 
@@ -228,8 +229,6 @@ def test_the_answer_is_that_of_a_reload_that_began_after_the_question(
 ) -> None:
     """One that is under way may have read the file as it was before; a restart is asked for beside its line."""
     state = told_by(asked_from_outside)
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda *args: sent.append(args))
     began = time.monotonic()
     outcomes = iter([(began - 1, APPLIED), (began + 60, UNDER_WAY), (began + 60, REFUSED)])
 
@@ -243,15 +242,11 @@ def test_the_answer_is_that_of_a_reload_that_began_after_the_question(
 
     monkeypatch.setattr(state_module, "poll_until", poll)
     assert request_reload(asked_from_outside, only)["outcome"] == REFUSED
-    assert sent == ([] if only else [(os.getpid(), signal.SIGHUP)])
-    assert consume_restart_request(asked_from_outside.state_dir / "up") is bool(only)
+    requests = [asked_from_outside.state_dir / one for one in (RELOAD_FILE, f"up/{RESTART_FILE}")]
+    assert [*map(consume_request, requests)] == [not only, bool(only)]
 
 
-def test_without_a_bridge_that_can_reload_nothing_is_sent(
-    asked_from_outside: Bridge, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[object] = []
-    monkeypatch.setattr(os, "kill", lambda *args: sent.append(args))
+def test_without_a_bridge_that_can_reload_nothing_is_sent(asked_from_outside: Bridge) -> None:
     with pytest.raises(GatewayError, match=r"no bridge runs here.*TL-B65"):
         request_reload(asked_from_outside)
     told_by(asked_from_outside)
@@ -266,6 +261,6 @@ def test_without_a_bridge_that_can_reload_nothing_is_sent(
         (asked_from_outside.state_dir / "bridge.json").write_text(json.dumps({**said, **more}))
         with pytest.raises(TowlineError, match=words):
             request_reload(asked_from_outside, name)
-    assert not sent
+    assert not (asked_from_outside.state_dir / RELOAD_FILE).exists()
     with pytest.raises(ConfigError, match=r"no answer.*TL-C178"):
         request_reload(asked_from_outside, timeout_s=0.1)

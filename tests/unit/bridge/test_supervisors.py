@@ -18,6 +18,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.runtime import child_supervisors
+from towline.bridge.runtime import supervisor as supervisor_module
 from towline.bridge.runtime.child_supervisors import (
     ChildSupervisor,
     DriverSupervisor,
@@ -26,7 +27,7 @@ from towline.bridge.runtime.child_supervisors import (
 )
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.state import BridgeState
-from towline.bridge.runtime.supervisor import Supervisor, Terminal, _has_terminal
+from towline.bridge.runtime.supervisor import Supervisor, _handle_signals, _has_terminal
 from towline.errors import ConfigError, GatewayUnreachable, TowlineError
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.identity import record_client_session, record_session_end
@@ -137,13 +138,24 @@ def test_a_secret_that_is_gone_while_kafka_is_away_ends_no_bridge_that_runs(
     child = KafkaSupervisor(read(GOOD, tmp_path), state, stopping)
     child._backoff = Backoff(first_s=0.0, max_s=0.0)
     gone = ConfigError("TL-C46", "kafka", "the file can not be read", "Mend it.")
-    assert child._outage_effect == "messages are still received and wait on disk"
     child.ready.set()
     child._handle_failure(gone)
     assert (child.fatal_error, state.kafka, state.kafka_error) == (None, "unreachable", str(gone))
     child.ready.clear()
     child._handle_failure(gone)
     assert child.fatal_error is gone, "before the start it is a mistake of the file"
+
+
+def test_what_becomes_of_messages_while_kafka_is_away(
+    state: BridgeState, stopping: threading.Event, tmp_path: Path
+) -> None:
+    kept = GOOD.replace('name = "telemetry"', 'name = "telemetry"\nack_after = "kafka"')
+    beside = GOOD.partition("[[uplink]]")[2].replace('"telemetry"', '"beside"')
+    for text, said in (
+        (kept, "receiving stops at the broker's window, and the brokers queue new messages"),
+        (f"{kept}[[uplink]]{beside}", 'wait on disk, except those of "telemetry", which the broker queues'),
+    ):
+        assert KafkaSupervisor(read(text, tmp_path), state, stopping)._outage_effect.endswith(said)
 
 
 def test_a_report_that_can_not_be_read_ends_nothing(
@@ -179,16 +191,25 @@ def test_a_bridge_ends_when_none_of_its_lines_can_go_on(tmp_path: Path) -> None:
     assert (error.code, error.location) == ("TL-B55", "gateway line")
 
 
-def test_long_after_its_terminal_went_away_sighup_is_a_reload() -> None:
-    now = SimpleNamespace(there=True, at=100.0)
-    terminal = Terminal(lambda: now.there, lambda: now.at)
-    now.there, now.at = False, 102.0
-    assert terminal.has_just_closed()
-    terminal.check()
-    now.at = 104.0
-    assert not terminal.has_just_closed()
-    service = Terminal(lambda: False, lambda: now.at)
-    assert not service.has_just_closed(), "a service never had one"
+@pytest.mark.parametrize(
+    ("has_terminal", "former", "reloads"),
+    [(True, signal.SIG_DFL, False), (True, signal.SIG_IGN, True), (False, signal.SIG_DFL, True)],
+)
+def test_a_terminal_that_goes_away_ends_a_bridge_and_a_service_is_reloaded(
+    monkeypatch: pytest.MonkeyPatch, has_terminal: bool, former: Any, reloads: bool
+) -> None:
+    """SIG_IGN is what nohup sets."""
+    monkeypatch.setattr(supervisor_module, "_has_terminal", lambda: has_terminal)
+    heard, before = list[str](), signal.signal(signal.SIGHUP, former)
+    try:
+        with _handle_signals(lambda: heard.append("end"), lambda: heard.append("reload")):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert (heard, signal.getsignal(signal.SIGHUP)) == (["reload" if reloads else "end"], former)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_process_knows_whether_it_has_a_terminal() -> None:
     try:
         os.close(os.open("/dev/tty", os.O_RDWR))
     except OSError:

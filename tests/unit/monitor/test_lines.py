@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.monitor.test_server import Served
-from towline.bridge.runtime.state import PAUSED_FILE, BridgeState, consume_restart_request, read_pause
+from towline.bridge.runtime.state import PAUSED_FILE, RESTART_FILE, BridgeState, consume_request, read_pause
 from towline.bridge.runtime.status import collect_bridge_status
 from towline.monitor import server
 from towline.monitor.bridge import BridgeMonitor
@@ -69,7 +69,7 @@ def test_a_line_is_paused_resumed_restarted(bridged: Bridged) -> None:
     assert bridged.post("/lines/telemetry/resume") == (202, running)
     assert read_pause(bridged.line) is None
     assert bridged.post("/lines/telemetry/restart") == (202, running)
-    assert consume_restart_request(bridged.line)
+    assert consume_request(bridged.line / RESTART_FILE)
 
 
 def test_what_is_no_request_is_none(bridged: Bridged) -> None:

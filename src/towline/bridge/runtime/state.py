@@ -1,10 +1,10 @@
 """State of a running bridge and requests to it, as files in its state directory.
 
-The bridge writes its state to ``bridge.json``. A reload is requested by SIGHUP, the rest by files in a line's
-directory, ``state_dir/NAME``, which the bridge checks at every tick:
+The bridge writes its state to ``bridge.json``. Requests are files, which it checks at every tick:
 
-    paused    {"at": SECONDS, "by": NAME}; while it exists the query of the line does not run
-    restart   removed when the restart begins
+    .reload        removed when the reload begins
+    NAME/paused    {"at": SECONDS, "by": NAME}; while it exists the query of the line does not run
+    NAME/restart   removed when the restart begins
 
 A pause survives restarts. It may be requested while no bridge runs, or before the first start of the line.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import threading
 import time
 from collections import deque
@@ -40,6 +39,8 @@ from towline.version import revision, version
 BRIDGE_FILE: Final = "bridge.json"
 PAUSED_FILE: Final = "paused"
 RESTART_FILE: Final = "restart"
+#: In the state directory; not a legal name of a line.
+RELOAD_FILE: Final = ".reload"
 #: States of a query: its line is paused; stopped during a reload; failed permanently.
 PAUSED, HELD, STOPPED = "paused", "held for a reload", "stopped"
 #: Outcomes of a reload or restart.
@@ -321,10 +322,10 @@ def request_restart(directory: Path) -> None:
     _write_request(directory / RESTART_FILE, "")
 
 
-def consume_restart_request(directory: Path) -> bool:
-    """Remove the restart request of a line; return False if there was none."""
+def consume_request(file: Path) -> bool:
+    """Remove the file of a request for a reload or a restart; return False if there was none."""
     with suppress(OSError):
-        (directory / RESTART_FILE).unlink()
+        file.unlink()
         return True
     return False
 
@@ -393,14 +394,10 @@ def request_reload(bridge: Bridge, line: str = "", timeout_s: float = _RELOAD_TI
         problem, remedy = f"the running bridge was started from {running_file}", "Name that file."
         raise ConfigError("TL-C177", str(bridge.file), problem, remedy)
     requested_at = time.monotonic()  # the same clock in all processes of this machine, never set
-    if not line:
-        with suppress(ProcessLookupError):
-            os.kill(state["pid"], signal.SIGHUP)
-    elif bridge.line(line).name in state["lines"]:
-        request_restart(state_dir / line)
-    else:
+    if line and bridge.line(line).name not in state["lines"]:
         remedy = "Add it with towline reload."
         raise GatewayError("TL-B65", str(state_dir), f'the running bridge has no line "{line}" yet', remedy)
+    _write_request(state_dir / line / RESTART_FILE if line else state_dir / RELOAD_FILE, "")
 
     def read_outcome() -> dict[str, Any] | None:
         outcome: dict[str, Any] = _read_running_state(bridge)["outcomes"].get(line, {})

@@ -7,7 +7,6 @@ queries once Kafka has answered; a line whose topics do not exist then waits for
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import threading
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from towline import files
 from towline.bridge.config.file import load
@@ -31,7 +30,7 @@ from towline.bridge.runtime.child_supervisors import (
 from towline.bridge.runtime.reload import Reloader
 from towline.bridge.runtime.screen import Screen, line_state
 from towline.bridge.runtime.session import check_java, check_python
-from towline.bridge.runtime.state import BridgeState, consume_restart_request
+from towline.bridge.runtime.state import RELOAD_FILE, RESTART_FILE, BridgeState, consume_request
 from towline.errors import ConfigError, TowlineError
 from towline.gateway.launch import open_state_lock
 from towline.kafka.clientconfig import insecure_settings
@@ -46,8 +45,6 @@ from towline.version import release
 EXIT_INTERRUPTED = 130
 #: Seconds between two checks of the supervisors.
 TICK_S = 0.25
-#: A SIGHUP within so many seconds after the terminal was last seen is about its end.
-_HANGUP_WINDOW_S: Final = 3.0
 #: Longest wait for a running reload to abort, in seconds.
 RELOAD_ABORT_S = 2.0
 #: Longest wait for the driver to finish its batches, in seconds; then it is killed, and the batch is repeated.
@@ -61,29 +58,6 @@ FORCED_STOP_S = 2.0
 def _has_terminal() -> bool:
     """Return True if the process has a controlling terminal: tty_nr of proc(5) is not 0."""
     return (stat_fields(os.getpid()) or ["0"] * 5)[4] != "0"
-
-
-class Terminal:
-    """Controlling terminal of this process; it decides between the two meanings of SIGHUP.
-
-    The kernel or the shell sends SIGHUP when the terminal closes, and the process has none afterwards. Any other SIGHUP
-    requests a reload.
-    """
-
-    def __init__(self, exists: Callable[[], bool] = _has_terminal, clock: Callable[[], float] = time.monotonic) -> None:
-        self._exists, self._clock = exists, clock
-        #: Time when the terminal was last seen.
-        self._last_seen = -math.inf
-        self.check()
-
-    def check(self) -> None:
-        """Record whether the terminal exists; call it about every second."""
-        if self._exists():
-            self._last_seen = self._clock()
-
-    def has_just_closed(self) -> bool:
-        """Return True if the terminal closed a moment ago: a SIGHUP is then about its end."""
-        return self._clock() - self._last_seen <= _HANGUP_WINDOW_S and not self._exists()
 
 
 class Supervisor:
@@ -101,21 +75,20 @@ class Supervisor:
         self._screen = screen
         self._observe = observe
         self._interrupts = 0
-        #: A reload was requested and has not started.
+        #: A service got SIGHUP, and no reload has started since.
         self._reload_requested = False
         #: The last reload or restart; a done future before the first.
         self._reload_task = Future[None]()
         self._reload_task.set_result(None)
         #: Last notification of the service manager.
         self._last_notification: dict[str, str] = {}
-        self._terminal = Terminal()
         #: Action of a second interrupt; None before anything was started.
         self._on_second_interrupt: Callable[[], None] | None = None
         self._stopping = threading.Event()
         self._spark_stopping = threading.Event()
 
     def run(self) -> int:
-        """Run until Ctrl-C, SIGTERM, the end of the terminal, or until no line can continue; SIGHUP reloads the file.
+        """Run until Ctrl-C, SIGTERM, the end of the terminal, or until no line can continue.
 
         Returns:
             0 after a requested stop, 130 after two interrupts.
@@ -179,14 +152,13 @@ class Supervisor:
     def _watch(self) -> TowlineError | None:
         """Show the account until a stop is requested; return an error that stops the bridge."""
         saved_at = 0.0
-        for name in self._gateways:  # a requested restart is done by this start
-            consume_restart_request(self._bridge.state_dir / name)
+        for request in (RELOAD_FILE, *(f"{name}/{RESTART_FILE}" for name in self._gateways)):  # done by this start
+            consume_request(self._bridge.state_dir / request)
         while not self._interrupts:
             now = time.monotonic()
             if now - saved_at >= 1.0:
                 saved_at = now
                 self._state.save()
-                self._terminal.check()
                 rotate_log(self._driver.log_path)
             self._update_screen()
             if self._reload_task.done():
@@ -199,8 +171,10 @@ class Supervisor:
     def _start_requests(self) -> None:
         """Start a requested reload or restart; requests during a reload wait, and equal ones are merged."""
         self._driver.apply_pauses()
-        reload_requested, self._reload_requested = self._reload_requested, False
-        restarts = (name for name in self._state.lines if consume_restart_request(self._bridge.state_dir / name))
+        state_dir, reload_requested = self._bridge.state_dir, self._reload_requested
+        self._reload_requested = False
+        reload_requested |= consume_request(state_dir / RELOAD_FILE)
+        restarts = (name for name in self._state.lines if consume_request(state_dir / name / RESTART_FILE))
         if (line := "" if reload_requested else next(restarts, None)) is not None:
             self._reload_task = call_in_thread(partial(self._reloader.reload, line), "reload")
 
@@ -243,12 +217,8 @@ class Supervisor:
         if self._interrupts > 1:
             self._on_second_interrupt()
 
-    def _on_hangup(self, *, is_ignored: bool) -> None:
-        """Handle SIGHUP; `is_ignored` if the bridge was started with ``nohup``."""
-        if not self._terminal.has_just_closed():
-            self._reload_requested = True
-        elif not is_ignored:
-            self._on_interrupt()
+    def _on_hangup(self) -> None:
+        self._reload_requested = True
 
     def _shut_down(self) -> None:
         """Stop Spark first, so that the gateways can commit its last batch; then all gateways at once."""
@@ -347,15 +317,17 @@ def lock_state_directory(bridge: Bridge) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _handle_signals(on_interrupt: Callable[[], None], on_hangup: Callable[..., None]) -> Iterator[None]:
+def _handle_signals(on_interrupt: Callable[[], None], on_hangup: Callable[[], None]) -> Iterator[None]:
     """Handle SIGINT, SIGTERM and SIGHUP, and restore the former handlers at the end.
 
-    Ignored SIGINT and SIGTERM stay ignored. `on_hangup` gets ``is_ignored``, True under ``nohup``.
+    Ignored SIGINT and SIGTERM stay ignored. SIGHUP is about the end of the terminal, as SIGTERM; `on_hangup` is for a
+    process that has none, or that was started with ``nohup``.
     """
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ignored = [number for number in signals if signal.getsignal(number) is signal.SIG_IGN]  # background job of a script
     callbacks = dict.fromkeys((number for number in signals if number not in ignored), on_interrupt)
-    callbacks[signal.SIGHUP] = partial(on_hangup, is_ignored=signal.SIGHUP in ignored)
+    if signal.SIGHUP in ignored or not _has_terminal():
+        callbacks[signal.SIGHUP] = on_hangup
     old_handlers = {number: signal.signal(number, lambda *_, call=call: call()) for number, call in callbacks.items()}
     try:
         yield
