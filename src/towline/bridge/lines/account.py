@@ -7,7 +7,7 @@ source under its names, and a table that says which counts each part is the sum 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -126,51 +126,44 @@ class AccountPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LineAccount:
-    """Account of a line: its messages counted by outcome."""
+    """Account of a line: its messages counted by outcome.
 
-    #: JSON key -> label of each part, in the order of the sum: received, delivered, other parts, waiting on disk. And
-    #: the counts by the same keys.
-    labels: Mapping[str, str]
-    counts: Mapping[str, int]
-    #: Contradictions between sources; empty when the account adds up.
+    Attributes:
+        table: Parts by JSON key, in the order of the sum: received, delivered, other parts, waiting on disk.
+        sources: Counts of all sources, by their names.
+        disagreements: Contradictions between sources; empty when the account adds up.
+        broken: Guarantee that was violated, or "".
+        more: Further JSON keys; ``uncounted`` are messages of an unfinished batch, or of one without a note.
+        away: Texts on unavailable gateways; their counts are from their last status.
+        stopped: The line has stopped permanently: only disagreements are reported.
+    """
+
+    table: Mapping[str, AccountPart]
+    sources: Counter[str]
     disagreements: Sequence[str] = ()
-    #: Messages of an unfinished batch, or of one without a note.
-    uncounted: int = 0
-    #: Guarantee that was violated, or "".
     broken: str = ""
-    #: Remarks on parts, by their keys; and further JSON keys.
-    remarks: Mapping[str, str] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
-    #: Texts on unavailable gateways; their counts are from their last status.
     away: tuple[str, ...] = ()
-    #: The line has stopped permanently: only disagreements are reported.
     stopped: bool = False
 
-    @classmethod
-    def of(cls, table: Mapping[str, AccountPart], counts: Counter[str], conflicts: Iterable[str], **more: Any) -> Self:
-        """Return the account of a direction from its table of parts and the counts of all sources."""
-        sums = dict.fromkeys(table, 0)
-        for key, part in table.items():
-            for name in (part.counts or key).split():
-                sums[key] += -counts[name[1:]] if name.startswith("-") else counts[name]
-        remark_counts = {key: [(counts[name], label) for name, label in p.remarks.items()] for key, p in table.items()}
-        remarks = {key: remark_text(*entries) for key, entries in remark_counts.items()}
-        return cls({key: p.label for key, p in table.items()}, sums, [*conflicts], remarks=remarks, **more)
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counts of the parts."""
+        names = {key: (part.counts or key).split() for key, part in self.table.items()}
+        return {key: sum(map(self._count, terms)) for key, terms in names.items()}
+
+    def _count(self, term: str) -> int:
+        return -self.sources[term[1:]] if term.startswith("-") else self.sources[term]
 
     @property
     def received(self) -> int:
         """Messages received by the line."""
-        return self.counts[next(iter(self.labels))]
+        return next(iter(self.counts.values()))
 
     @property
     def delivered(self) -> int:
         """Messages delivered to the other side."""
-        return self.counts[[*self.labels][1]]
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """Counts of the other parts, messages that wait on disk excepted."""
-        return {key: self.counts[key] for key in [*self.labels][2:-1]}
+        return [*self.counts.values()][1]
 
     @property
     def adds_up(self) -> bool | None:
@@ -196,9 +189,13 @@ class LineAccount:
 
     def sum_text(self) -> str:
         """Return the sum as text; parts that are zero are omitted, except received, delivered and waiting."""
-        shown_keys = [key for key in self.labels if self.counts[key] or key not in self.parts]
-        total, *parts = (f"{self.labels[key]} {self.counts[key]:,}{self.remarks.get(key, '')}" for key in shown_keys)
-        return f"{total} = {' + '.join(parts)}"
+        keys, texts = [*self.table], []
+        for key, count in self.counts.items():
+            if count or key in (*keys[:2], keys[-1]):
+                part = self.table[key]
+                remark = remark_text(*((self.sources[name], label) for name, label in part.remarks.items()))
+                texts.append(f"{part.label} {count:,}{remark}")
+        return f"{texts[0]} = {' + '.join(texts[1:])}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the account as JSON values."""
@@ -207,7 +204,6 @@ class LineAccount:
             "adds_up": self.adds_up,
             "why_not": self.disagreement_text,
             "disagreements": list(self.disagreements),
-            "uncounted": self.uncounted,
             **({"away": list(self.away)} if self.away else {}),
             **self.more,
         }
@@ -302,12 +298,11 @@ def uplink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
             disagreements.append(f"gateway {name}: {restore_problem}" if name else restore_problem)
         counts.update(_gateway_counts(status, span))
     counts["not_witnessed"] = counts["journal.before"] + counts["unwitnessed"] + counts["unknown"]
-    account = LineAccount.of(
+    account = LineAccount(
         _UPLINK_PARTS,
         counts,
         [*disagreements, *_uplink_disagreements(notes, counts)],
-        uncounted=counts["journal.committed"],
-        more={name: counts[name] for name in ("not_witnessed", "again")},
+        more={name: counts[name] for name in ("not_witnessed", "again")} | {"uncounted": counts["journal.committed"]},
         away=tuple(outage_text(name, status) for name, status in statuses.items() if name and AWAY_SINCE in status),
     )
     if (total := sum(account.counts.values()) - account.received) != account.received and not account.disagreements:
@@ -383,10 +378,8 @@ def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccoun
     # Published with QoS 2, and the broker took it as QoS 1, so it may be doubled.
     degraded = counts["outbox.degraded"]
     broken = "not exactly once" if degraded and gateway.get("guarantee") == "exactly_once" else ""
-    more = {"degraded": degraded, "broken": broken}
-    return LineAccount.of(
-        _DOWNLINK_PARTS, counts, _downlink_disagreements(counts), uncounted=uncounted, broken=broken, more=more
-    )
+    more = {"degraded": degraded, "broken": broken, "uncounted": uncounted}
+    return LineAccount(_DOWNLINK_PARTS, counts, [*_downlink_disagreements(counts)], broken=broken, more=more)
 
 
 def _downlink_disagreements(counts: Counter[str]) -> Iterator[str]:
