@@ -21,7 +21,6 @@ from towline.bridge.runtime.child_supervisors import (
 )
 from towline.bridge.runtime.state import APPLIED, REFUSED, UNCHANGED, UNDER_WAY, BridgeState, file_digest
 from towline.errors import ConfigError, ConfigErrors, TowlineError
-from towline.gateway.settings import SubscribedFilter
 from towline.guarantee import policy
 from towline.timing import poll_until
 
@@ -45,31 +44,11 @@ class LineChange:
     forces_restart: bool = False
 
     @property
-    def added_filters(self) -> list[str]:
-        """Patterns of filters to subscribe, including filters with changed options."""
-        old_terms = {subscription.pattern: subscription.encoded_options for subscription in self._old_filters}
-        return [
-            subscription.pattern
-            for subscription in self.new_line.gateway.subscriptions
-            if old_terms.get(subscription.pattern) != subscription.encoded_options
-        ]
-
-    @property
-    def removed_filters(self) -> list[str]:
-        """Patterns of filters to unsubscribe."""
-        new_patterns = {subscription.pattern for subscription in self.new_line.gateway.subscriptions}
-        return [subscription.pattern for subscription in self._old_filters if subscription.pattern not in new_patterns]
-
-    @property
     def starts_gateway(self) -> bool:
         """True if the gateway has to be started: a new line, or changed settings of the gateway, filters included."""
         if self.old_line is None or self.forces_restart:
             return True
         return _gateway_identity(self.old_line) != _gateway_identity(self.new_line)
-
-    @property
-    def _old_filters(self) -> Sequence[SubscribedFilter]:
-        return self.old_line.gateway.subscriptions if self.old_line else ()
 
     def summary(self) -> str:
         """Return the change in one line of text."""
@@ -79,8 +58,14 @@ class LineChange:
         routes_text = f"{len(old_routes)} route{'s' * (len(old_routes) != 1)} → {len(new_routes)}"
         parts = [routes_text] if old_routes != new_routes else []
         if not _is_remote(self.new_line):
-            parts += [f"subscribed {', '.join(self.added_filters)}"] if self.added_filters else []
-            parts += [f"unsubscribed {', '.join(self.removed_filters)}"] if self.removed_filters else []
+            old, new = (
+                {subscription.pattern: subscription.encoded_options for subscription in line.gateway.subscriptions}
+                for line in (self.old_line, self.new_line)
+            )
+            added = [pattern for pattern in new if old.get(pattern) != new[pattern]]
+            removed = [pattern for pattern in old if pattern not in new]
+            parts += [f"subscribed {', '.join(added)}"] if added else []
+            parts += [f"unsubscribed {', '.join(removed)}"] if removed else []
         parts += ["restarted"] if self.starts_gateway else []
         return f'line "{self.new_line.name}": {"; ".join(parts) or "changed settings of its query"}'
 
