@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,8 @@ from towline.bridge.lines.account import LineNotes, uplink_account
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import check_resume, reset_line
 from towline.bridge.lines.statuses import combine_statuses, outage_problem
+from towline.bridge.runtime.child_supervisors import GatewaySupervisor
+from towline.bridge.runtime.state import BridgeState
 from towline.bridge.uplink.query import initial_offsets, read_evidence
 from towline.cli.gateway import gateway as run_gateway
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, TowlineError
@@ -144,6 +148,21 @@ def test_one_that_is_away_keeps_its_last_word_and_one_that_refuses_says_what_to_
     )
     assert combine_statuses({"/g2": away}, said)["gateways"]["/g2"]["code"] == "TL-G54"
     assert combine_statuses({"/g2": away}, said)["state"] == "away"
+
+
+def test_the_outage_of_all_is_told_once_however_long_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge = read(SEVERAL, tmp_path)
+    state, clock = BridgeState("plant-7", tmp_path, {"telemetry": "up"}), iter(range(0, 10_000, 600))
+    child = GatewaySupervisor(bridge.uplinks[0], bridge, state, threading.Event())
+    one = {"name": "g1", "journal": "j1", "state": "online", "received": 1, "end": 1}
+    away = GatewayUnreachable("TL-G01", "/g1", "no gateway answers", "Start it.")
+    monkeypatch.setattr(time, "time", lambda: float(next(clock)))
+    for answer in (one, away, away, away):
+        monkeypatch.setattr(statuses, "ask_each", lambda *_, answer=answer: {"/g1": answer})
+        child.poll()
+    told = [text for text in state.take_events() if "unavailable since" in text]
+    assert len(told) == 1
+    assert state.lines["telemetry"].is_silent
 
 
 # -- where the query begins ------------------------------------------------------------------------------------------

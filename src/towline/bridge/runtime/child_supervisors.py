@@ -289,7 +289,7 @@ class GatewaySupervisor(ChildSupervisor):
         notes = read_notes(self._view.directory)
         if self._remote_gateways:
             answers = statuses.ask_each(self._remote_gateways, statuses.request_status)
-            status = statuses.combine_statuses(answers, self._view.status or self._view.previous_status)
+            status = statuses.combine_statuses(answers, self._view.previous_status)
             remote_error = next((status for status in answers.values() if isinstance(status, GatewayError)), None)
             with self._state.lock:
                 self._view.gateway_error = str(remote_error) if status["state"] == "away" else None
