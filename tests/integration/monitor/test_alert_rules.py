@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def slow(syncs: int) -> str:
 
 
 UP = bridge(a_sound())
-MORE = replace(SOUND, counts={**SOUND.counts, "dead_lettered": 5})
+MORE = replace(SOUND, sources=SOUND.sources + Counter(dead_lettered=1))
 PUBLISHING = generate_latest(exported(publisher_samples(PUBLISHER, "app", "j"))).decode()
 HELD = generate_latest(exported(publisher_samples({**PUBLISHER, "held_back": "full"}, "app", "j"))).decode()
 
