@@ -1,17 +1,24 @@
-"""The session: each rule of the standard as events in and actions out."""
+"""The session: refusals, servers, limits, changes of its filters, and messages; what no life of the model shows."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import mqtt5
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mqtt5 import (
     ConnAckPacket,
     ConnectPacket,
     DisconnectPacket,
     DisconnectReasonCode,
+    PingReqPacket,
+    PingRespPacket,
+    PubAckPacket,
     PublishPacket,
+    QoS,
     SubAckPacket,
     SubAckReasonCode,
     SubscribePacket,
@@ -25,6 +32,7 @@ from tests.unit.mqtt.sessions import (
     CONFIG,
     KNOWN,
     A,
+    B,
     Method,
     challenge,
     connect,
@@ -37,10 +45,13 @@ from tests.unit.mqtt.sessions import (
     sent,
     subscribing,
 )
+from towline.delivery.inbound import plain_run
 from towline.errors import BrokerRefused, ProtocolViolation, SessionUnknown, TakenOver
-from towline.mqtt.codec import Packet
+from towline.mqtt.codec import Decoder, Packet, encode
 from towline.mqtt.events import (
+    AckWatermark,
     Action,
+    ChangeSubscriptions,
     Close,
     ConnectionLost,
     ConnectionOpened,
@@ -48,10 +59,15 @@ from towline.mqtt.events import (
     DeliveryStored,
     Filter,
     Online,
+    PacketsReceived,
+    PingRequest,
     Publish,
     SaveSessionRecord,
+    Send,
     SessionLost,
     SessionRecord,
+    Subscribed,
+    Tick,
     UnreleasedMessage,
 )
 from towline.mqtt.session import Session, SessionState
@@ -369,3 +385,173 @@ def test_without_the_authenticator_s_first_data_no_connect_leaves() -> None:
     close = only(actions, Close)
     assert (close.fatal, sent(actions), session.state) == (True, [], SessionState.OFFLINE)
     assert "no credentials" in str(close.error)
+
+
+# Receiving
+
+
+#: A new message, one that comes again, another with an id that is owed (the broker's fault), each with its packet id; a
+#: read; and so many messages that are safe.
+_STEPS = st.lists(
+    st.tuples(st.sampled_from(["new", "again", "other", "read", "stored", "settle"]), st.integers(1, 3)),
+    min_size=20,
+    max_size=40,
+)
+
+
+@settings(max_examples=3 * settings().max_examples)
+@given(_STEPS, st.booleans())
+def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
+    steps: list[tuple[str, int]], plain: bool
+) -> None:
+    """[I3], in whatever order messages, repeats and acknowledgements come; nothing else is left out."""
+    session, decoder = online(), Decoder(plain_reader=partial(plain_run, min_packets=1) if plain else None)
+    wanted: list[tuple[int, bytes]] = []  # packet id and payload of each row
+    stored: list[tuple[int, bytes]] = []
+    acks: list[int] = []
+    unread, tickets, settled = b"", [0], 0
+    for serial, (kind, value) in enumerate([*steps, ("settle", 99)]):
+        owed = dict(wanted[settled:])
+        if kind in {"new", "again", "other"} and (value in owed) == (kind != "new"):
+            payload = owed[value] if kind == "again" else b"%d" % serial
+            again = kind != "new" or serial % 5 == 0  # DUP alone says nothing
+            unread += encode(PublishPacket("a/1", payload, qos=QoS(1), packet_id=value, duplicate=again))
+            wanted += [(value, payload)] if kind != "again" else []
+        elif kind == "stored":
+            session.handle(DeliveryStored(tickets[-1]), 1.0)
+        elif kind in {"read", "settle"}:  # what is unread then would cross our PUBACKs
+            for action in session.handle(PacketsReceived(decoder.feed(unread)), 1.0):
+                if isinstance(action, Deliver):
+                    assert action.first_number == len(stored)
+                    stored += [(p.packet_id or 0, p.payload or b"") for p in action.messages.packets]
+                    tickets.append(action.delivery_id)
+            assert stored == wanted
+            unread = b""
+        if kind == "settle":
+            settled = min(settled + value, len(wanted))
+            acks += [
+                p.packet_id for p in sent(session.handle(AckWatermark(settled), 1.0)) if isinstance(p, PubAckPacket)
+            ]
+            assert acks == [packet_id for packet_id, _ in wanted[:settled]]
+        session.validate()
+
+
+def test_acks_take_the_short_form() -> None:
+    session = online()
+    receive(session, message(0x1234))
+    assert session.handle(AckWatermark(1), 2.0) == [Send(b"\x40\x02\x12\x34")]
+
+
+def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
+    session = online(replace(CONFIG, receive_maximum=2))
+    receive(session, message(1))
+    assert session.window_full is False
+    receive(session, message(2))
+    assert session.inbound.unacknowledged_count == 2
+    assert session.inbound.window_overruns == 0
+    receive(session, message(3))
+    assert session.inbound.window_overruns == 1
+    session.handle(AckWatermark(3), 2.0)
+    assert session.window_full is False
+
+
+def test_receive_maximum_is_always_announced() -> None:
+    """65535 is the standard's default and is not sent; a Mosquitto that is told nothing keeps to 20 and drops."""
+    (connect,) = [a for a in Session(CONFIG).handle(ConnectionOpened(), 0.0) if isinstance(a, Send)]
+    assert b"\x21\xff\xfe" in connect.data
+
+
+SUCCESS, REFUSED = UnsubAckReasonCode.SUCCESS, UnsubAckReasonCode.NOT_AUTHORIZED
+
+
+def probed(session: Session) -> bool:
+    """Asked as a call, because a type checker takes the answer of a property for lasting."""
+    return session.pings_answered
+
+
+def subscribed(session: Session) -> bool:
+    """Asked as a call, as `probed`."""
+    return session.subscribed
+
+
+def why(session: Session) -> str:
+    """Why the last change was taken back; "" where it was not."""
+    return str(session.filter_refusal or "")
+
+
+def test_nothing_wanted_any_more_is_unsubscribed_on_the_same_connection() -> None:
+    session = online()
+    actions = session.handle(ChangeSubscriptions(()), 2.0)
+    unsubscribe = only_sent(actions, UnsubscribePacket)
+    assert sorted(unsubscribe.patterns) == ["a/#", "b"]
+    remembered = only(actions, SaveSessionRecord).record
+    assert remembered is not None
+    assert set(remembered.subscriptions.values()) == {-1}, "unsure before it leaves"
+    actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]))
+    assert session.subscriptions.known_options == {}
+    assert session.state is SessionState.ONLINE
+    assert not [action for action in actions if isinstance(action, Online)], "it was online all the time"
+    assert session.handle(ChangeSubscriptions(()), 3.0) == [Subscribed()]
+
+
+C, D = Filter("c", 1), Filter("d", 2, identifier=7)
+GRANTED, DENIED = SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE, SubAckReasonCode.NOT_AUTHORIZED
+
+
+def asked(session: Session, *filters: Filter) -> list[SubscribePacket]:
+    packets = sent(session.handle(ChangeSubscriptions((A, B, *filters), revert_on_refusal=True), 2.0))
+    return [packet for packet in packets if isinstance(packet, SubscribePacket)]
+
+
+def test_a_filter_that_is_refused_takes_the_change_back_and_not_the_connection() -> None:
+    """Of two packets, the second granted: what was granted with it is unsubscribed again."""
+    session = online()
+    first, second = asked(session, C, D)
+    assert receive(session, SubAckPacket(first.packet_id, [DENIED]), now=2.1) == []
+    unsubscribe = only_sent(receive(session, SubAckPacket(second.packet_id, [GRANTED]), now=2.2), UnsubscribePacket)
+    assert sorted(unsubscribe.patterns) == ["c", "d"]
+    assert not subscribed(session)
+    receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]), now=2.3)
+    assert '"c"' in why(session)
+    assert subscribed(session)
+    assert session.subscriptions.known_options == {"a/#": A.encoded_options, "b": B.encoded_options}
+    (again,) = asked(session, C)
+    assert why(session) == ""
+    receive(session, SubAckPacket(again.packet_id, [GRANTED]), now=2.4)
+    assert subscribed(session)
+    assert session.config.filters == (A, B, C)
+
+
+def test_other_filters_that_are_wanted_meanwhile_are_what_counts() -> None:
+    session = online()
+    (first,) = asked(session, C)
+    session.handle(ChangeSubscriptions((A,)), 2.1)
+    unsubscribe = only_sent(receive(session, SubAckPacket(first.packet_id, [DENIED]), now=2.2), UnsubscribePacket)
+    assert sorted(unsubscribe.patterns) == ["b", "c"]
+    receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]), now=2.3)
+    assert session.config.filters == (A,)
+    assert subscribed(session)
+
+
+def test_a_connection_that_ends_in_a_change_asks_for_it_with_the_next() -> None:
+    session = online()
+    asked(session, C)
+    session.handle(ConnectionLost(), 2.1)
+    subscribe = only_sent(connect(session, ConnAckPacket(session_present=True), now=3.0, opened=3.0), SubscribePacket)
+    assert [one.pattern for one in subscribe.topic_filters] == ["c"]
+    assert only(receive(session, SubAckPacket(subscribe.packet_id, [DENIED]), now=3.1), Close).error is not None
+
+
+@pytest.mark.parametrize("first", ["probe", "keep alive"])
+def test_every_pingreq_has_its_answer(first: str) -> None:
+    session = online()
+    assert probed(session)
+    if first == "probe":
+        assert [type(packet) for packet in sent(session.handle(PingRequest(), 2.0))] == [PingReqPacket]
+    else:
+        assert [type(packet) for packet in sent(session.handle(Tick(), 60.0))] == [PingReqPacket]
+    session.handle(PingRequest(), 60.5)
+    receive(session, PingRespPacket(), now=60.6)
+    assert not probed(session), "the answer to the first one says nothing of the second"
+    receive(session, PingRespPacket(), now=60.7)
+    assert probed(session)
