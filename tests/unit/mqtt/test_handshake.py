@@ -24,6 +24,7 @@ CONFIG = SessionConfig("me", "here", session_expiry_s=600)
 def test_clean_start_is_for_a_session_that_is_given_up(
     protocol: int, expiry: int, discarding: bool, clean: bool
 ) -> None:
+    """[MQTT-3.1.2-6 of 3.1.1]: CleanSession says that there is no old state, and that none stays."""
     packet = connect_packet(
         replace(CONFIG, protocol=protocol, session_expiry_s=expiry), b"first", discard_session=discarding
     )

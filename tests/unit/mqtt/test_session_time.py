@@ -28,6 +28,7 @@ from towline.mqtt.session import Session, SessionState
 
 
 def test_pings_only_when_nothing_else_was_sent() -> None:
+    """[MQTT-3.1.2-20], [MQTT-3.1.2-23 of 3.1.1]."""
     session = online()
     assert session.deadline() == pytest.approx(0.0 + 45.0)
     receive(session, message(1), now=30.0)
