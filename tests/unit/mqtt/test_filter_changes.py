@@ -19,7 +19,7 @@ from mqtt5 import (
 
 from tests.unit.mqtt.sessions import CONFIG, KNOWN, A, connect, granted, online, only, only_sent, receive, sent
 from towline.mqtt.events import Close, ConnectionLost, Filter, Online, PingRequest, Tick
-from towline.mqtt.session import Session, SessionState
+from towline.mqtt.session import Session
 
 C = Filter("c", 1)
 
@@ -58,16 +58,6 @@ def test_a_refused_filter_leaves_the_removed_ones_at_the_broker() -> None:
     former = Session(CONFIG, session.record)
     repeated = only_sent(connect(former, ConnAckPacket(session_present=True), now=3.0, opened=3.0), SubscribePacket)
     assert [topic_filter.pattern for topic_filter in repeated.topic_filters] == ["b"], "it was unsure"
-
-
-def test_an_answer_that_does_not_come_ends_the_connection() -> None:
-    session = Session(replace(CONFIG, filters=(), connect_timeout_s=5), KNOWN)
-    connect(session, ConnAckPacket(session_present=True), now=100.0, opened=100.0)
-    assert session.state is SessionState.SUBSCRIBING
-    assert session.handle(Tick(), 104.0) == []
-    error = only(session.handle(Tick(), 105.0), Close).error
-    assert error is not None
-    assert error.code == "TL-M03"
 
 
 def pings_answered(session: Session) -> bool:
