@@ -1,1 +1,1 @@
-"""Long random runs: `python -m tests.fuzz --help`."""
+"""Any bytes against the decoders: `python -m tests.fuzz --help`."""

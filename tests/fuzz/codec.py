@@ -1,8 +1,4 @@
-"""Any bytes against the decoder of one protocol version, with coverage as the guide (atheris, libFuzzer).
-
-`check` says what must hold: items or `MalformedPacket`, nothing else; the same whatever way the bytes are cut; and what
-was read can be written and reads the same again. It needs no atheris, so that a finding becomes a test of the suite.
-"""
+"""Any bytes against the decoder of one protocol version, with coverage as the guide (atheris, libFuzzer)."""
 
 from __future__ import annotations
 
@@ -96,13 +92,7 @@ def corpus(version: int) -> Iterator[bytes]:
 
 
 def run(target: str, folder: Path, options: list[str]) -> None:
-    """Fuzz until libFuzzer's options say stop; a finding ends the process with 77 and lies in `folder`.
-
-    Args:
-        target: A key of `LEVELS`.
-        folder: For the corpus, which grows, and findings.
-        options: For libFuzzer, such as ``-max_total_time=600``.
-    """
+    """Fuzz until libFuzzer's options say stop; a finding ends the process with 77 and lies in `folder`."""
     atheris: Any = import_module("atheris")  # of the group "fuzz"; nothing else needs it
 
     version = LEVELS[target]

@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from random import Random
 from typing import Any, Final, TypeAlias
 
 from tests.unit.mqtt.model_broker import Dup, Habits, Message, ModelBroker
@@ -38,7 +37,7 @@ from towline.mqtt.events import (
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session, SessionState
 
-__all__ = ["STEPS", "Acks", "Plan", "Step", "World", "draw_plan", "draw_steps", "live"]
+__all__ = ["STEPS", "Acks", "Plan", "Step", "World", "draw_plan", "live"]
 Step: TypeAlias = tuple[Any, ...]
 """Name of a method of `World` and its arguments."""
 
@@ -562,7 +561,7 @@ def draw_plan(choose: Callable[[Sequence[Any]], Any]) -> Plan:
     return Plan(habits, choose(tuple(Acks)), choose((1, 3, 10)), choose(rarely))
 
 
-#: Every step, as (weight, name, how its arguments are drawn); `tests.fuzz` and `test_machine` draw from this one list.
+#: Every step, as (weight, name, how its arguments are drawn).
 STEPS: Final[tuple[tuple[int, str, tuple[tuple[Any, ...], ...]], ...]] = (
     (4, "offer", ((0, 1, 2), (1, 2))),
     (2, "offer", ((2,), (2,), (2,), (2,), (2,))),
@@ -589,10 +588,3 @@ STEPS: Final[tuple[tuple[int, str, tuple[tuple[Any, ...], ...]], ...]] = (
     (1, "wait", ((1.0, 20.0, 50.0),)),
     (1, "change_filters", ((False, True),)),
 )
-
-
-def draw_steps(random: Random, count: int) -> list[Step]:
-    """Steps of one life, by their weights."""
-    weights = [weight for weight, _, _ in STEPS]
-    kinds = random.choices(STEPS, weights, k=count)
-    return [(name, *(random.choice(domain) for domain in domains)) for _, name, domains in kinds]

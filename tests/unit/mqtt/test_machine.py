@@ -1,4 +1,4 @@
-"""Random lives of Session and Journal against the model broker; `make fuzz` has more of them."""
+"""Random lives of Session and Journal against the model broker; `make soak` has more of them."""
 
 from __future__ import annotations
 
