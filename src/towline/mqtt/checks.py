@@ -2,7 +2,7 @@
 
 There are three kinds of check, because the codec is written in Rust:
 
-- before encoding: a packet longer than MQTT allows makes it panic;
+- before encoding: a PUBLISH longer than MQTT allows makes it panic;
 - before decoding: ill-formed UTF-8 makes it panic, which prints on stderr whatever the caller does, and a value that
   ends beyond its Property Length takes the bytes there. `check_fields` reads the fields of a packet, each within its
   given length, and costs more than decoding. So PUBLISH, which comes by the thousand, is checked by its
@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeAlias
 
-import mqtt5
 from mqtt5 import PublishPacket
 
 #: Most user properties of a packet, and most subscription identifiers. One is 5 bytes on the wire at least and some
@@ -48,9 +47,8 @@ _MAX_LENGTH_BYTES: Final = 4
 MAX_REMAINING_LENGTH: Final = 268_435_455
 #: A user property with both strings of 65,535 bytes.
 _MAX_USER_PROPERTY_BYTES: Final = 5 + 2 * 65_535
-#: Every string of CONNECT at its longest: client id, user name, password, two of authentication, five of the will.
-_MAX_STRINGS_BYTES: Final = 12 * (3 + 65_535)
-_SAFE_LENGTH: Final = MAX_REMAINING_LENGTH - _MAX_STRINGS_BYTES
+#: Length of a payload that leaves room for every other field of a PUBLISH at its longest.
+_SAFE_LENGTH: Final = MAX_REMAINING_LENGTH - 5 * (3 + 65_535)
 _NULL_PROBLEM: Final = "a string with U+0000 [MQTT-1.5.4-2]"
 _TOO_LONG: Final = "a field that ends behind the length given for it, which is too short [MQTT 5 sections 2.1.4, 2.2.2]"
 #: Error text for packet id 0.
@@ -369,18 +367,15 @@ _FIELD_CHECKS: Final[dict[int, Callable[[FieldReader, int], None]]] = {
 # Before encoding ------------------------------------------------------------------------------------------------------
 
 
-def check_size(packet: mqtt5.Packet) -> None:
-    """Refuse a packet longer than MQTT allows, which makes the codec panic.
+def check_size(packet: PublishPacket) -> None:
+    """Refuse a PUBLISH longer than MQTT allows, which makes the codec panic.
 
     Raises:
         PacketTooLarge: Above 268,435,455 bytes behind the fixed header.
     """
-    if isinstance(packet, PublishPacket):
-        if len(packet.payload) + _MAX_USER_PROPERTY_BYTES * len(packet.user_properties) <= _SAFE_LENGTH:
-            return
-        length = _publish_length(packet)
-    else:
-        length = _max_length(packet)
+    if len(packet.payload) + _MAX_USER_PROPERTY_BYTES * len(packet.user_properties) <= _SAFE_LENGTH:
+        return
+    length = _publish_length(packet)
     if length > MAX_REMAINING_LENGTH:
         problem = f"a packet of {length:,} bytes behind its fixed header, MQTT ends at {MAX_REMAINING_LENGTH:,}"
         raise PacketTooLarge(f"{problem} [MQTT-1.5.5-1]")
@@ -400,15 +395,6 @@ def _publish_length(packet: PublishPacket) -> int:
 
 def _varint_size(value: int) -> int:
     return next((size for size in range(1, _MAX_LENGTH_BYTES) if value < 1 << 7 * size), _MAX_LENGTH_BYTES)
-
-
-def _max_length(packet: mqtt5.Packet) -> int:
-    """Return an upper bound for the length of a packet without payload; a dozen strings beside its lists."""
-    will = getattr(packet, "will", None)
-    user_properties = [*getattr(packet, "user_properties", ()), *(will.user_properties if will else ())]
-    filters = [topic_filter.pattern for topic_filter in getattr(packet, "topic_filters", ())]
-    texts = [*(part for pair in user_properties for part in pair), *filters, *getattr(packet, "patterns", ())]
-    return _MAX_STRINGS_BYTES + sum(5 + len(text.encode()) for text in texts) + len(getattr(packet, "reason_codes", ()))
 
 
 # After decoding, or instead of it ----------------------------------------------------------------------

@@ -339,7 +339,8 @@ def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
     """
     if version != LEVEL_5:
         return codec3.write_packet(packet, version)
-    checks.check_size(packet)
+    if isinstance(packet, PublishPacket):
+        checks.check_size(packet)
     try:
         data = packet.write()
     except BaseException as error:

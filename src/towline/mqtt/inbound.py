@@ -299,16 +299,6 @@ class Inbound:
         self.unreleased_messages.clear()
         return self._last_delivery_id + 1 if self._chunk.released_ids else None
 
-    def validate(self) -> None:
-        """Assert every invariant of the fields above; for tests."""
-        assert self.ack_watermark <= self.next_number
-        assert self.unacknowledged_count == sum(len(p.ack_words) for p in self._pending)
-        numbers = [n for p in self._pending for n in p.message_numbers]
-        assert numbers == sorted(numbers)
-        assert not numbers or numbers[0] >= self.ack_watermark
-        assert all(0 < i <= 0xFFFF and h.number < self.next_number for i, h in self.unreleased_messages.items())
-        assert list(self._pubcomps) == sorted(self._pubcomps)
-
     def _all_ids_free(self, qos: bytes, ids: Sequence[int]) -> bool:
         """Return whether these are only QoS 2 messages with free packet ids: the case that must be fast."""
         return qos.count(2) == len(ids) == len(set(ids)) and self.unreleased_messages.keys().isdisjoint(ids)

@@ -460,13 +460,6 @@ class Outbound:
                 return self._last_id
         raise AssertionError("more packet ids in use than any window allows")
 
-    def validate(self) -> None:
-        """Assert every invariant of the fields above; for tests."""
-        assert self._open_ids <= set(self._unfinished)
-        assert self._server_limits is None or len(self._open_ids) <= self.window
-        assert not set(self._unfinished) & self.reserved_ids
-        assert all(0 < i <= MAX_PACKET_ID for i in (*self._unfinished, *self.reserved_ids))
-
     # -- steps --
 
     def _resend(self, packets: list[bytes], now: float) -> None:

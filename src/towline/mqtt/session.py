@@ -304,16 +304,6 @@ class Session:
         server_keep_alive_s = self.server_limits.server_keep_alive if self.server_limits else None
         return min(filter(None, (self.config.keep_alive_s, server_keep_alive_s)), default=0)
 
-    def validate(self) -> None:
-        """Assert every invariant of the session; for tests."""
-        self.inbound.validate()
-        self.outbound.validate()
-        assert self.state is not SessionState.OFFLINE or not self.inbound.unacknowledged_count
-        assert set(self._pending_requests) == self.outbound.reserved_ids
-        assert not self._surplus_patterns or self.state is SessionState.SUBSCRIBING
-        assert self.state is not SessionState.ONLINE or not self._pending_requests
-        assert self.record is None or self.record.subscriptions == self.subscriptions.known_options
-
     # -- events --
 
     def _on_connection_opened(self, event: events.ConnectionOpened, now: float, actions: list[Action]) -> None:

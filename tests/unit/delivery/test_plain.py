@@ -109,7 +109,6 @@ def deliver(data: bytes, plain: PlainReader | None) -> Deliver:
             inbound.take_pubrels(item.packet_ids)
         else:
             inbound.take_publishes(item)
-    inbound.validate()
     delivery = inbound.next_delivery()
     assert delivery is not None
     return delivery

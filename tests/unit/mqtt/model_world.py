@@ -483,8 +483,12 @@ class World:
     def check(self) -> None:
         driver = self._driver
         session, store = driver.session, self.store
-        session.validate()
-        inbound = session.inbound
+        inbound, outbound = session.inbound, session.outbound
+        assert set(session._pending_requests) == outbound.reserved_ids
+        assert outbound.open_count <= outbound.window or session.server_limits is None
+        numbers = [number for pending in inbound._pending for number in pending.message_numbers]
+        assert (len(numbers), numbers) == (inbound.unacknowledged_count, sorted(numbers))
+        assert session.record is None or session.record.subscriptions == session.subscriptions.known_options
         marks = (store.committed, len(store.rows), inbound.next_number)
         assert marks[0] <= marks[1] <= marks[2], f"committed, journaled, received: {marks} [I1]"
         assert marks[0] >= self._marks[0], "a watermark went back [I1]"

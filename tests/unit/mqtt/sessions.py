@@ -78,9 +78,7 @@ def only_sent(actions: Iterable[Action], kind: type[T]) -> T:
 
 
 def receive(session: Session, *packets: Packet, now: float = 1.0) -> list[Action]:
-    actions = session.handle(PacketsReceived(Decoder().feed(b"".join(p.write() for p in packets))), now)
-    session.validate()
-    return actions
+    return session.handle(PacketsReceived(Decoder().feed(b"".join(p.write() for p in packets))), now)
 
 
 def connect(session: Session, *packets: Packet, opened: float = 0.0, now: float = 1.0) -> list[Action]:

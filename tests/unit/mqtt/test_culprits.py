@@ -86,7 +86,6 @@ class World:
                 return True
             queue += self.handle_actions(self._answer(packet))
             queue += self.handle_actions(self.sent_actions())
-            self.outbound.validate()
         self.outbound.end_connection(self.now + 2)
         return False
 

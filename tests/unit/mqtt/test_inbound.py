@@ -48,7 +48,6 @@ def pubcomp(*packet_ids: int) -> bytes:
 def stored(inbound: Inbound, delivery: Deliver | None) -> bytes:
     """What leaves once a delivery is durable."""
     assert delivery is not None
-    inbound.validate()
     return inbound.raise_ack_watermark(delivery.first_number + len(delivery.messages)) + inbound.confirm_stored(
         delivery.delivery_id
     )

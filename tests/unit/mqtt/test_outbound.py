@@ -53,9 +53,7 @@ def done(actions: list[Action]) -> list[tuple[MessageToken, int, bool]]:
 
 
 def answer(outbound: Outbound, packet: PubAckPacket | PubRecPacket | PubCompPacket) -> list[Action]:
-    actions = [*outbound.take_ack(packet), *outbound.actions()]
-    outbound.validate()
-    return actions
+    return [*outbound.take_ack(packet), *outbound.actions()]
 
 
 def first_id(packets: list[Packet]) -> int:

@@ -186,7 +186,6 @@ class Twin:
         return self._told([*actions, *self.session.handle(DeliveryStored(inbound._last_delivery_id), 2.0)])
 
     def _told(self, actions: list[Action]) -> list[Any]:
-        self.session.validate()
         return [_content(action) if isinstance(action, Deliver) else action for action in actions]
 
     def state(self) -> list[Any]:

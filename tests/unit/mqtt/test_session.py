@@ -95,7 +95,6 @@ def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> 
     assert session.handle(DeliveryStored(freed.delivery_id - 1), 10.0) == [], "of what came before"
     actions = session.handle(DeliveryStored(freed.delivery_id), 20.0)
     assert [type(packet) for packet in sent(actions)] == [PublishPacket, SubscribePacket]
-    session.validate()
     assert session.deadline() == 20.0 + CONFIG.connect_timeout_s
 
 
@@ -128,7 +127,6 @@ def test_ids_and_subscriptions_of_another_server_are_not_this_ones(present: bool
     assert [int(f.retain_handling) for f in subscribe.topic_filters] == [int(present)] * 2
     assert only(actions, SaveSessionRecord).record == replace(known_at("a", "b"), subscriptions={"a/#": -1, "b": -1})
     assert not session.session_resumed
-    session.validate()
 
 
 def test_a_server_that_keeps_what_it_has_gives_it_back() -> None:
@@ -426,7 +424,6 @@ def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
                 p.packet_id for p in sent(session.handle(AckWatermark(settled), 1.0)) if isinstance(p, PubAckPacket)
             ]
             assert acks == [packet_id for packet_id, _ in wanted[:settled]]
-        session.validate()
 
 
 def test_acks_take_the_short_form() -> None:

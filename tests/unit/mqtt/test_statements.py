@@ -64,7 +64,6 @@ class Peer:
 
     def does(self, event: Event) -> list[Packet]:
         self.actions = self.session.handle(event, self.now)
-        self.session.validate()
         data = b"".join(action.data for action in self.actions if isinstance(action, Send))
         packets: list[Packet] = []
         decoder = Decoder(version=self.version)

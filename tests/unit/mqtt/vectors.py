@@ -136,7 +136,6 @@ class Client:
         pending = [event]
         while pending and self.closed is None:
             actions = self.session.handle(pending.pop(0), self.now)
-            self.session.validate()
             for action in actions:
                 pending += self._carry_out(action)
 
