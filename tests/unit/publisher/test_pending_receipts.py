@@ -102,7 +102,10 @@ def test_numbers_of_another_opening_settle_nothing(
     awaited = of_three_openings()
     with pytest.raises(OutboxRestored):
         awaited.apply_receipt(ReceiptPayload("p", 1, watermark, journaled=journaled, incarnations=openings), 0)
-    assert awaited.completed_ranges.watermark == 1
+    assert (awaited.completed_ranges.watermark, awaited.epoch) == (1, 2)
+    assert awaited.due_request(0) == [(1, 2)], "at once"
+    awaited.apply_receipt(ReceiptPayload("p", 1, 5, incarnations=((0, "a"), (2, "b"), (4, "c"))), 0)
+    assert awaited.completed_ranges.watermark == 1, "of the epoch before"
 
 
 def of_three_openings() -> PendingReceipts:
