@@ -152,30 +152,6 @@ def test_a_receipt_comes_after_the_commit_and_not_before(gateway: Gateway, broke
     assert [row["user_properties"] for row in rows_of(gateway)] == [[{"key": "a", "value": "b"}]] * 6
 
 
-def test_a_broker_that_loses_its_whole_store(
-    gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
-) -> None:
-    """The messages wait in a broker for a gateway that is down; the broker forgets both; all arrive, once."""
-    with new_publisher(broker, tmp_path, receipt_patience_s=1) as publisher:
-        for n in range(300):
-            publisher.publish(f"t/{n % 3}", str(n), qos=1 + n % 2, wait=False)
-        assert publisher.flush(30) == 0
-        spark.on.clear()
-        gateway.stop(signal.SIGKILL)
-        for n in range(300, 1000):
-            publisher.publish(f"t/{n % 3}", str(n), qos=1 + n % 2, wait=False)
-        assert publisher.flush(30, end_to_end=False) == 0
-        broker.kill()
-        broker.start()
-        gateway.start()
-        spark.on.set()
-        assert publisher.flush(60) == 0
-        assert publisher.status()["receipts"]["sent_again"] >= 690
-    spark.end()
-    assert gateway.until(state="online")["sessions_lost"] == 1
-    kept_once(gateway, range(1000))
-
-
 @pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_kill_9_of_everybody(
     gateway: Gateway, broker: Mosquitto, new_gateway: NewGateway, tmp_path: Path, qos: int
@@ -206,19 +182,6 @@ def test_kill_9_of_everybody(
     spark.end()
     kept_once(gateway, range(600))
     assert gateway.status()["receipts"]["publishers"] == 1
-
-
-def test_nothing_is_sent_again_while_only_kafka_is_away(gateway: Gateway, broker: Mosquitto, tmp_path: Path) -> None:
-    gateway.start()
-    with new_publisher(broker, tmp_path, receipt_patience_s=1) as publisher:
-        for n in range(50):
-            publisher.publish("t/1", str(n), wait=False)
-        wait_until(lambda: publisher.status()["receipts"]["asked"] >= 2, what="two questions")
-        assert publisher.status()["receipts"]["sent_again"] == 0
-        assert gateway.status()["deduplicated"] <= publisher.status()["receipts"]["asked"]
-        commit(gateway)
-        assert publisher.flush(20) == 0
-    kept_once(gateway, range(50))
 
 
 def test_asyncio(gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def test_only_what_the_answer_does_not_name_is_sent_again() -> None:
     assert awaited.apply_receipt(receipt(2, "1", (0, 4), (6, 7)), 1) == [(4, 6), (7, 10)]
     assert awaited.resent_count == 5
     assert awaited.apply_receipt(receipt(2, "1", (0, 4)), 1) == []  # answered once
+    assert awaited.due_request(100) == [(2, 3)]
+    assert awaited.apply_receipt(receipt(2, "2", (0, 15)), 101) == []  # all of it waits for Kafka alone
 
 
 def test_a_new_gateway_and_a_new_connection_are_asked_at_once() -> None:
