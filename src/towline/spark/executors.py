@@ -85,7 +85,6 @@ def check_executors(
     *,
     shared_directories: Iterable[Path] = (),
     files: Iterable[str] = (),
-    extra_versions: Mapping[str, str] | None = None,
     timeout_s: float = FIRST_EXECUTOR_S,
 ) -> int:
     """Check that each executor of a cluster meets Towline's requirements; with a local master there is none.
@@ -94,7 +93,6 @@ def check_executors(
         spark: The session. A Connect session is not checked: its executors belong to its server.
         shared_directories: Directories that each executor must read and write as the driver does: a query's state.
         files: Files that each executor must be able to read: secrets, certificates.
-        extra_versions: Further distributions with their oldest versions, required by your own functions.
         timeout_s: Seconds to wait for the first executor.
 
     Returns:
@@ -107,7 +105,7 @@ def check_executors(
     if context is None or not is_cluster(context.master):
         return 0
     checked_names = _checked_executors.setdefault(context.applicationId, set())
-    required_versions = {_TOWLINE: version(), **REQUIRED_VERSIONS, **(extra_versions or {})}
+    required_versions = {_TOWLINE: version(), **REQUIRED_VERSIONS}
     with _probe_files(shared_directories) as probe_files, ThreadPoolExecutor(_PARALLEL_CHECKS) as pool:
         check = partial(missing_requirements, required_versions, probe_files, tuple(files))
         registered = _await_executors(context, timeout_s)
