@@ -207,6 +207,7 @@ def test_packages_and_secrets_get_where_tasks_need_them_and_no_secret_shows(
     (line,) = [one for one in secured.ends().splitlines() if "[TL-S31]" in one]
     assert "towline is missing, pyarrow is missing, confluent-kafka is missing, crc32c is missing" in line
     assert f"the file {absent} can't be read" in line
+    assert all(f"executor {number} on " in line for number in (0, 1))
 
     secured.write(secured.place / "state", secured.kafka.password_file, shipped)
     (line,) = [one for one in secured.ends().splitlines() if "[TL-S33]" in one]
@@ -231,6 +232,9 @@ def test_packages_and_secrets_get_where_tasks_need_them_and_no_secret_shows(
     record_property("repeats", 100)
     record_property("in_kafka", len(values))
     assert sorted(values) == list(range(700))
+    for device in range(DEVICES):
+        own = [value for value in values if value % DEVICES == device]
+        assert own == sorted(own)
     shown = secured.shown()
     record_property("places", len(shown))
     for worker in secured.cluster.workers:  # it was looked for in the right places

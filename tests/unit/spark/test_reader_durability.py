@@ -146,6 +146,7 @@ def test_without_its_checkpoint_the_cut_waits_for_a_sync_of_the_machine(
 
     monkeypatch.setattr(os, "sync", sync)
     monkeypatch.setattr(reader, "_MIN_SYNC_INTERVAL_S", 0.0)
+    monkeypatch.setattr(reader, "_MAX_SYNC_SHARE", 1.0)
     stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "other")))
     logged(tmp_path / "other", {}, "offsets", "commits")
     server.add(10)

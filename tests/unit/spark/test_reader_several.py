@@ -32,7 +32,7 @@ def test_any_gateway_wakes_the_reader(two: tuple[Served, Served], new_reader: Ne
     at = stream.latestOffset(stream.initialOffset(), ALL)
     for one in two:
         before = ends(at)[one.name]
-        timer = threading.Timer(0.2, one.add, (1,))
+        timer = threading.Timer(0.1, one.add, (1,))
         timer.start()
         began = time.monotonic()
         at = until(stream, at, lambda place, one=one, before=before: ends(place)[one.name] == before + 1)  # type: ignore[misc]
@@ -46,7 +46,7 @@ def far_away(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
     def slowly(self: SourceGateway, question: PollRequest, timeout_s: float) -> PollResult:
         if self.address.location.endswith(name):
-            time.sleep(0.3)
+            time.sleep(0.12)
         return wait(self, question, timeout_s)
 
     monkeypatch.setattr(SourceGateway, "poll_rows", slowly)
