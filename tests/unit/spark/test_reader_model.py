@@ -153,6 +153,8 @@ def test_any_history_gives_each_row_once(tmp_path: Path, seed: int, monkeypatch:
             fleet.start(name)
         for _ in range(60):
             _step(fleet, query, chance)
+            cut = {name: one.journal.consumers.get("default", 0) for name, one in fleet.up.items()}
+            assert all(query.carried[name] >= end for name, end in cut.items()), "nothing is cut that is not committed"
         for name in NAMES:
             fleet.start(name)
         deadline = time.monotonic() + 60
