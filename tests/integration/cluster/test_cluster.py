@@ -12,7 +12,16 @@ import psutil
 import pytest
 
 from tests.helpers import wait_until
-from tests.integration.cluster.hurting import ENVIRONMENTS, executors_of, kill, process_below, seen_by, shown_by
+from tests.integration.cluster.hurting import (
+    ENVIRONMENTS,
+    alive,
+    executors_of,
+    kill,
+    process_below,
+    seen_by,
+    shown_by,
+    tree_of,
+)
 from tests.integration.cluster.page import PATIENCE, Page, commands_of
 from towline.bridge.lines.statuses import gateway_status
 from towline.bridge.runtime.status import collect_status
@@ -27,6 +36,11 @@ pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mar
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
 _CONF = '"spark.executor.memory" = "512m"'
+#: An executor that is not heard of for 12 s counts as lost; Spark's own values are 120 s, and 60 s between two looks.
+_MORE_CONF = (
+    f'{_CONF}, "spark.decommission.enabled" = true, "spark.network.timeout" = "12s", '
+    '"spark.network.timeoutInterval" = "1s", "spark.executor.heartbeatInterval" = "2s"'
+)
 HALLS = ("hall-1", "hall-2")
 #: Messages a second of each hall, until everybody has died.
 RATE = 75.0
@@ -80,11 +94,11 @@ class Lives:
 
 
 def test_the_page_carries_every_message_once_whoever_dies(tmp_path: Path) -> None:
-    """With a Kafka of three brokers, and executors that may be sent away."""
+    """With a Kafka of three brokers, executors that may be sent away, and a shuffle: tasks of both stages die."""
     up, env, gateway, plant, gateways, run, pub, kill_worker, status, _ = commands_of(
         PAGE, "From one machine to a cluster, in ten commands"
     )
-    plant = plant.replace(_CONF, f'{_CONF}, "spark.decommission.enabled" = true')
+    plant = plant.replace(_CONF, _MORE_CONF).replace('key = "{device}"', 'key = "{device}", where = "qos >= 0"')
     first_gateway, second_gateway = gateways.strip().splitlines()
     with Page(tmp_path) as page:
         try:
@@ -101,6 +115,13 @@ def test_the_page_carries_every_message_once_whoever_dies(tmp_path: Path) -> Non
 
             kill(wait_until(lambda: next(iter(executors_of(second)), None), PATIENCE, "an executor"))
             lives.goes_on("the executor")
+            asleep = wait_until(lambda: next(iter(executors_of(second)), None), PATIENCE, "an executor")
+            processes = tree_of(asleep)
+            for process in processes:
+                process.send_signal(signal.SIGSTOP)
+            lives.goes_on("an executor that stands still, whose tasks run elsewhere", 1_500)
+            for process in filter(alive, processes):
+                process.send_signal(signal.SIGCONT)  # its transactions are fenced
             page.run(kill_worker)
             lives.goes_on("the worker")
             page.run("towline devstack restart spark-worker-1 --dir stack")
