@@ -233,13 +233,6 @@ def test_a_table_has_the_columns_and_its_reader_the_options(spark: SparkSession,
         spark.sql("DROP TABLE received")
 
 
-def test_a_schema_of_ones_own_is_refused(spark: SparkSession, server: Served, start: Start) -> None:
-    frame = spark.readStream.format("mqtt").schema("topic string").option("gateway", server.location).load()
-    assert "the schema of this source is fixed. Remove schema() and select columns." in failure(
-        start(frame, Collected())
-    )
-
-
 def test_both_formats_register_without_replacing_what_spark_finds(
     spark: SparkSession, server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
