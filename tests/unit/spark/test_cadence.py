@@ -80,17 +80,6 @@ def test_a_fast_steady_stream_and_a_backlog_never_rest(took: float) -> None:
         assert all(after.begin == before.end for before, after in pairwise(batches))
 
 
-def test_one_batch_that_was_held_up_is_no_reason_to_rest() -> None:
-    cadence, now = TriggerTiming(1.0), 0.0
-    for took in (0.075, 0.075, 3.0):
-        cadence.end_batch(now)
-        cadence.start_batch(now)
-        now += took
-    cadence.end_batch(now)
-    assert cadence.delay_s(40, now) == 0.0
-    assert cadence.delay_s(1, now) > 0.0
-
-
 def test_an_idle_stream_ticks_at_once_and_then_each_while() -> None:
     cadence = TriggerTiming(0.0)
     assert cadence.poll_timeout_s(5.0, 100.0, all_durable=True) == 0, "nothing is waited for before the first tick"

@@ -63,19 +63,6 @@ def test_both_writers_of_a_batch_find_one_place_and_the_next_batch_cleans_it() -
     assert values(kept)
 
 
-def test_half_a_file_is_not_taken_for_a_whole_one() -> None:
-    left = TaskRowDirectory.for_batch("/ck", 0, None).store_rows(TASK, [batch(b"x" * (2 * LARGE))])
-    with Path(left.file).open("r+b") as file:
-        file.truncate(left.file_size - 1)
-    with pytest.raises(KafkaError, match="TL-K65"):
-        values(left)
-
-
-def test_a_limit_on_the_disk() -> None:
-    with pytest.raises(KafkaError, match="TL-K23"):
-        TaskRowDirectory.for_batch("/ck", 0, LARGE).store_rows(TASK, [batch(b"x" * (2 * LARGE))])
-
-
 def test_a_limit_on_what_comes_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_sink, "MAX_ANSWER_BYTES", 1000)
 

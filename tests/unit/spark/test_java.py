@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import time
-import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,12 +15,9 @@ import pytest
 from towline.errors import ConfigError, SetupError
 from towline.spark import java
 from towline.spark.java import (
-    Tier,
     cache_directory,
     cached_spark_kafka_jars,
     find_java,
-    java_version,
-    jvm_options,
     light_spark_home,
     resolve_jars,
     spark_kafka_conf,
@@ -78,11 +74,6 @@ def maven(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Mave
         return made
 
     return install
-
-
-@pytest.mark.parametrize(("said", "version"), [("17.0.15", 17), ("21", 21), ("1.8.0_402", 8), ("25-ea", 25)])
-def test_java_versions(tmp_path: Path, said: str, version: int) -> None:
-    assert java_version(str(program(tmp_path / "java", said))) == version
 
 
 @pytest.mark.parametrize(
@@ -228,41 +219,3 @@ def test_without_maven_spark_brings_them_itself() -> None:
     }
     with pytest.raises(SetupError, match=r"Maven is missing.*apt install maven.*TL-S15"):
         spark_kafka_jars("9.9.9")
-
-
-# -- the start of Spark ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("cores", "release"), [(2, 23), (3, 24), (1, None)])
-def test_options_of_the_jvm_follow_cores_and_java(
-    monkeypatch: pytest.MonkeyPatch, programs: Path, cores: int, release: int | None
-) -> None:
-    if release:  # else Spark may find another Java
-        program(programs / "java", str(release))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
-    one_compiler = "-XX:TieredStopAtLevel=1"
-    assert (one_compiler in jvm_options(Tier.AUTO)) is (cores <= 2)
-    assert one_compiler in jvm_options(Tier.QUICK)
-    assert one_compiler not in jvm_options(Tier.PEAK)
-    assert ("-Djdk.lang.Process.launchMechanism=VFORK" in jvm_options(Tier.PEAK)) is (release == 23)
-
-
-def test_each_pyspark_has_a_home_with_what_a_local_master_needs_and_no_zip(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Environments share the cache: with another's home the other's PySpark would run."""
-    home = light_spark_home()
-    assert home is not None
-    assert (home / "bin" / "spark-submit").exists()
-    assert list((home / "jars").glob("spark-core_*.jar"))
-    assert not (home / "python").exists()
-    assert light_spark_home() == home
-    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    assert light_spark_home() is None, "the user has one"
-    monkeypatch.delenv("SPARK_HOME")
-    (tmp_path / "other" / "pyspark" / "jars").mkdir(parents=True)
-    other = types.SimpleNamespace(origin=str(tmp_path / "other" / "pyspark" / "__init__.py"))
-    monkeypatch.setattr("towline.spark.java.find_spec", lambda _: other)
-    second = light_spark_home()
-    assert second is not None
-    assert (second / "jars").readlink() == tmp_path / "other" / "pyspark" / "jars"

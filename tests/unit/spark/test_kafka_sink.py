@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 from pathlib import Path
 from typing import Any
@@ -36,15 +35,6 @@ def noted(checkpoint: Path, batch: int) -> dict[str, int]:
 
 def written(batch: int | None = 7, rows: int = 10, **more: Any) -> KafkaTaskResult:
     return KafkaTaskResult(0, batch, "q", DeliveryResult(rows, rows * 3, **more), rows)
-
-
-def test_an_insecure_client_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    loose = {"kafka.security.protocol": "ssl", "kafka.enable.ssl.certificate.verification": "false"}
-    with caplog.at_level(logging.WARNING, "towline.kafka"):
-        for _ in range(3):
-            KafkaTransactional({**OPTIONS, **loose}).streamWriter(SCHEMA, overwrite=False)
-    (told,) = caplog.messages
-    assert told.startswith("kafka_transactional: insecure: kafka.enable.ssl.certificate.verification=false: ")
 
 
 @pytest.mark.parametrize("strange", [None, written(batch=6), written(batch=None)])
@@ -110,14 +100,6 @@ def test_what_travels_to_the_tasks_holds_no_secret(monkeypatch: pytest.MonkeyPat
     assert b"${KAFKA_PASSWORD}" in sent
 
 
-def test_two_columns_of_one_name_are_refused() -> None:
-    """Names are compared as Spark compares them."""
-    value = StructField("value", StringType())
-    KafkaTransactional(OPTIONS).writer(StructType([StructField("VALUE", StringType())]), overwrite=False)
-    with pytest.raises(ConfigError, match=r"two of the columns value have one name.*TL-C48"):
-        KafkaTransactional(OPTIONS).writer(StructType([value, StructField("Value", StringType())]), overwrite=False)
-
-
 def test_the_checkpoint_is_synced_before_the_tasks_of_what_must_not_run_twice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -127,3 +109,10 @@ def test_the_checkpoint_is_synced_before_the_tasks_of_what_must_not_run_twice(
         given = {**OPTIONS, "guarantee": guarantee, "checkpointlocation": str(tmp_path / guarantee)}
         KafkaTransactional(given).streamWriter(SCHEMA, overwrite=False)
     assert synced == [str(tmp_path / guarantee) for guarantee in ("at_most_once", "exactly_once")]
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    """Names are compared as Spark compares them."""
+    fields = [StructField("value", StringType()), StructField("Value", StringType())]
+    with pytest.raises(ConfigError, match=r"two of the columns value have one name.*TL-C48"):
+        KafkaTransactional(OPTIONS).writer(StructType(fields), overwrite=False)

@@ -50,17 +50,6 @@ def test_any_offset_comes_back_and_gateways_have_one_order(
     assert list(position.to_json()["gateways"]) == sorted(place.gateway for place in places)
 
 
-def test_gateways_come_and_go() -> None:
-    two = PLACE.with_positions(JournalPosition("line", "j2", 7, location="/g2"))
-    assert [place.gateway for place in two.positions] == ["line", "plant"]
-    assert two.without_gateways("line") == PLACE
-    assert (two.position_of("line"), two.position_of("other")) == (
-        JournalPosition("line", "j2", 7, location="/g2"),
-        None,
-    )
-    assert two.to_json()["gateways"]["line"] == {"journal": "j2", "offset": 7, "at": "/g2"}
-
-
 @pytest.mark.parametrize(
     "offset",
     [

@@ -18,7 +18,7 @@ from towline.guarantee import AckAfter, Guarantee
 from towline.net.endpoint import Endpoint
 from towline.options import parse_size
 from towline.spark.link import GatewayAddress, ReadPlan
-from towline.spark.options import SOURCE_OPTIONS, parse_options, parse_sink_options, with_option_names
+from towline.spark.options import SOURCE_OPTIONS, parse_options, parse_sink_options
 
 BASE = {"broker": "mqtt://b", "subscribe": "telemetry/#:1", "stateDir": "/var/lib/towline/plant-7"}
 SINK = {"broker": "mqtt://b", "stateDir": "/var/lib/towline/out"}
@@ -82,25 +82,6 @@ def test_source_options_arrive() -> None:
     assert several(startingOffset="earliest").start_offset == "earliest"
 
 
-def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    settings = gateway(stateDir="~/state", passwordFile="secret")
-    assert (settings.state_dir, settings.password_file) == (tmp_path / "state", tmp_path / "secret")
-
-
-def test_options_of_a_table_are_those_that_its_catalogue_marks() -> None:
-    """As Spark 4.3.0 gives them at CREATE TABLE with COMMENT, LOCATION and TBLPROPERTIES."""
-    table = {"owner": "root", "provider": "mqtt", "comment": "c", "quality": "gold", "path": "file:/x", "location": "x"}
-    given = {name.lower(): text for name, text in BASE.items()}
-    marked = {f"option.{name}": text for name, text in given.items()}
-    assert parse_options({**table, **given, **marked}) == parse()
-    with pytest.raises(ConfigError, match="Did you mean"):
-        parse_options({**table, **given, **marked, "option.brokr": "x"})
-    with pytest.raises(ConfigError, match=r"Of a table too: spark\.readStream\.options"):
-        parse_options({})
-
-
 def test_running_gateways_are_named_by_their_directories_or_locations() -> None:
     files = {"gatewayCaFile": "/ca", "gatewayServerName": "g"}
     access = ClientAccess("/t", "/ca", "g")
@@ -112,12 +93,6 @@ def test_running_gateways_are_named_by_their_directories_or_locations() -> None:
     assert several(gateways='["/var/lib/g1/", "grpc+unix:///var/lib/g2/gateway.sock"]').gateways == wanted
     found = several(gateways="/g1,grpc+tls://g2:8815", gatewayTokenFile="/run/token")
     assert found.address.access == ClientAccess(token_file="/run/token")
-
-
-def test_at_most_once_subscribes_with_qos_0() -> None:
-    settings = gateway(guarantee="at_most_once", subscribe="a, b:1")
-    assert [subscription.qos for subscription in settings.subscriptions] == [0, 1]
-    assert settings.effective_ack_after is AckAfter.RECEIVED
 
 
 #: Facts of the error after ``format("mqtt")``: names, values and code, whatever its prose.
@@ -226,19 +201,6 @@ def test_no_error_shows_a_secret() -> None:
         with pytest.raises(ConfigError) as caught:
             parse(**options)
         assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("message", "here"),
-    [
-        ("Set tls.server_name, or session_expiry_s.", "Set tlsServerName, or sessionExpiry."),
-        ('name its file: password_file = "kafka.pw".', "name its file: passwordFile=kafka.pw."),
-        ("/srv/client_id/ca_file is not there", "/srv/client_id/ca_file is not there"),
-        ("no sessions; brokers_share_sessions = true", "no sessions; brokersShareSessions=true"),
-    ],
-)
-def test_settings_are_named_as_options_are(message: str, here: str) -> None:
-    assert with_option_names(message) == here
 
 
 @given(st.dictionaries(st.sampled_from(SOURCE_OPTIONS) | st.text(max_size=12), st.text(max_size=20), max_size=6))

@@ -249,30 +249,6 @@ def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: 
 # -- report, batch, checks -------------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_down_is_in_the_report_and_told_once(
-    server: Served, stream: MqttStreamReader, caplog: pytest.LogCaptureFixture
-) -> None:
-    here = stream.initialOffset()
-
-    def report() -> dict[str, Any]:
-        stream.latestOffset(here, ReadAllAvailable())
-        made = stream.reportLatestOffset()
-        assert made is not None
-        return made
-
-    assert "last_error" not in report()
-    for text in ("no connection to a:1883   [TL-M01]", "no connection to b:1883   [TL-M01]"):
-        server.reported = {"state": "offline", "last_error": {"code": "TL-M01", "text": text, "at": 1.5}}
-        for _ in range(2):
-            assert report()["last_error"] == text
-    server.reported = {"state": "online", "last_error": None}
-    assert "last_error" not in report()
-    server.reported = {"state": "offline", "last_error": {"code": "TL-M05", "text": "cut off   [TL-M05]", "at": 2.5}}
-    report()
-    told = [record.getMessage() for record in caplog.records if record.name == "towline.spark"]
-    assert told == ["no connection to a:1883   [TL-M01]", "cut off   [TL-M05]"]
-
-
 @pytest.mark.parametrize(
     ("absent_s", "arrived", "told"),
     [(41.0, 2186, True), (41.0, 999, False), (0.4, 2186, False)],

@@ -218,15 +218,6 @@ def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path) -> None
         stream.stop()
 
 
-def test_a_copy_that_has_all_the_query_read_goes_on(tmp_path: Path) -> None:
-    at = restored(tmp_path / "state", 20)
-    with served(tmp_path / "state") as server:
-        stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path / "state")), "default", poll_s=0.05))
-        assert table(stream, at, stream.latestOffset(at, ALL)).num_rows == 30
-        stream.stop()
-        assert server.journal.end == 50
-
-
 def test_a_query_that_begins_names_the_opening_it_begins_at(server: Served, plan: ReadPlan) -> None:
     server.add(10)
     for starting, incarnation in ((0, None), (5, server.journal.incarnation), ("latest", server.journal.incarnation)):

@@ -110,12 +110,6 @@ def test_a_gateway_that_hangs_with_rows_is_waited_for_once(
     hung.set()
 
 
-def test_without_any_gateway_a_new_query_says_so(new_reader: NewReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateways, "GATEWAY_TIMEOUT_S", 0.2)
-    with pytest.raises(GatewayUnreachable, match="TL-G01"):
-        new_reader().initialOffset()
-
-
 def test_a_batch_that_was_begun_waits_for_its_gateway(
     tmp_path: Path, new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

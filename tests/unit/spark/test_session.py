@@ -64,11 +64,6 @@ def test_one_that_does_not_do(monkeypatch: pytest.MonkeyPatch, installed: str | 
         pyspark_kafka_transactional.DefaultSource({})
 
 
-def test_a_newer_one_is_taken_and_not_called_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "pyspark_version", lambda: "4.10.0")
-    assert check_pyspark() == ("4.10.0", False)
-
-
 def test_a_state_directory_that_keeps_nothing_is_refused_at_load(tmp_path: Path) -> None:
     def schema(state_dir: str) -> str:
         return MqttDataSource({"broker": "mqtt://h", "subscribe": "a/#", "stateDir": state_dir}).schema()
