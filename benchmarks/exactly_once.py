@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyspark
 from pyspark.sql import SparkSession
 
 import towline
@@ -160,7 +159,7 @@ class Bench:
 def bench() -> Iterator[Bench]:
     """Start a Kafka and a Spark session with Towline's settings and Spark's own Kafka sink."""
     with tempfile.TemporaryDirectory(prefix="towline-bench-") as name, Kafka(Path(name) / "kafka") as kafka:
-        jars = ",".join(map(str, spark_kafka_jars(pyspark.__version__)))
+        jars = ",".join(map(str, spark_kafka_jars()))
         conf = {
             **towline.spark_conf(),
             "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",  # as a bridge has it: docs/exactly-once.md

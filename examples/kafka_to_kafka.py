@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, from_json, struct, to_json
 
@@ -52,7 +51,7 @@ def main() -> None:
 def session() -> SparkSession:
     """A local Spark with the settings that matter, and the jars of Spark's Kafka source."""
     builder = SparkSession.builder.appName("kafka-to-kafka").master("local[2]")
-    for key, value in {**towline.spark_conf(), **spark_kafka_conf(pyspark.__version__)}.items():
+    for key, value in {**towline.spark_conf(), **spark_kafka_conf()}.items():
         builder = builder.config(key, value)
     spark = builder.config("spark.ui.enabled", "false").getOrCreate()
     towline.register(spark)

@@ -231,7 +231,7 @@ def spark() -> Iterator[SparkSession]:
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
     settings: dict[str, bool | float | int | str | None] = {
         **spark_conf(),
-        **spark_kafka_conf(pyspark.__version__),
+        **spark_kafka_conf(),
         **localfs.session_settings(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

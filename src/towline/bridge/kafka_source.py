@@ -60,7 +60,7 @@ def with_kafka_jars(bridge: Bridge) -> Bridge:
     if bridge.spark.kafka_jars or _configured_packages(bridge):
         return bridge
     try:
-        jars = spark_kafka_jars(str(pyspark_version()))
+        jars = spark_kafka_jars()
     except SetupError as error:
         problem = f"a line reads with Spark's Kafka source, whose jars can't be fetched ({error.problem})"
         remedy = (
@@ -83,13 +83,11 @@ def source_description(bridge: Bridge) -> str:
         return ""
     if packages := _configured_packages(bridge):
         return f"Spark's Kafka source for PySpark {version}: Spark fetches {packages}"
-    jars: Sequence[Path] | None = bridge.spark.kafka_jars or cached_spark_kafka_jars(version)
+    jars: Sequence[Path] | None = bridge.spark.kafka_jars or cached_spark_kafka_jars()
     if not jars:
         return f"Spark's Kafka source for PySpark {version}: Maven brings its jars at the first start"
     connectors = [jar.stem for jar in jars if jar.name.startswith("spark-")] or [jar.stem for jar in jars]
-    is_tested_pair = bridge.spark.kafka_jars or all(name.endswith(f"-{version}") for name in connectors)
-    remark = "" if is_tested_pair else f" (the tested pair: there is none of {version})"
-    return f"Spark's Kafka source for PySpark {version}: {' + '.join(connectors)}{remark}"
+    return f"Spark's Kafka source for PySpark {version}: {' + '.join(connectors)}"
 
 
 def java_client(client: Mapping[str, str], environ: MutableMapping[str, str] | None = None) -> dict[str, str]:

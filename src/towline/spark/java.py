@@ -198,63 +198,43 @@ def _maven_error(output: str) -> str:
     return re.sub(r"://[^/\s@]+@", "://…@", error[max(error.rfind("Could not "), 0) :])
 
 
-_CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-_PROVIDER: Final = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
-#: Dependencies of the connector, as its releases declare them.
-_CONNECTOR_DEPENDENCIES: Final = ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.12.1")
-#: Works with PySpark 4.3 where the matching version was never published (batch and stream, read and write).
-_TESTED_VERSIONS: Final = ("4.2.0", "4.0.0")
-#: The tested package of ``format("kafka")``, for ``spark.jars.packages``.
-SPARK_KAFKA_PACKAGE: Final = f"{_CONNECTOR}:{_TESTED_VERSIONS[0]}"
+#: The package of ``format("kafka")``, for ``spark.jars.packages``. It works with PySpark 4.3 too, for which none was
+#: published (batch and stream, read and write).
+SPARK_KAFKA_PACKAGE: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+#: The same for Maven, with the dependencies that its release declares.
+_SPARK_KAFKA_DIRECTORY: Final = "spark-kafka-4.2.0-4.0.0"
+_SPARK_KAFKA_ARTIFACTS: Final = (
+    SPARK_KAFKA_PACKAGE,
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.2",
+    "org.apache.commons:commons-pool2:2.12.1",
+)
 #: Dependencies of the package that Spark already has.
 _EXCLUDED_ARTIFACTS: Final = "org.apache.hadoop:hadoop-client-api,org.apache.hadoop:hadoop-client-runtime"
 
 
-def spark_kafka_conf(version: str) -> dict[str, str]:
-    """Return the session settings for reading with ``format("kafka")``, for a version of PySpark.
+def spark_kafka_conf() -> dict[str, str]:
+    """Return the session settings for reading with ``format("kafka")``.
 
     They name the jars from Maven; where it can't resolve them, the package that Spark fetches itself from Maven
     Central.
     """
     try:
-        return {"spark.jars": ",".join(map(str, spark_kafka_jars(version)))}
+        return {"spark.jars": ",".join(map(str, spark_kafka_jars()))}
     except SetupError:
         return {"spark.jars.packages": SPARK_KAFKA_PACKAGE, "spark.jars.excludes": _EXCLUDED_ARTIFACTS}
 
 
-def spark_kafka_jars(version: str) -> list[Path]:
-    """Return the jars of ``format("kafka")``, for ``spark.jars``; Maven runs once.
-
-    Args:
-        version: Version of PySpark; its own connector is preferred, else the tested pair.
-
-    Raises:
-        SetupError: TL-S15, Maven can resolve neither.
-    """
-    if jars := cached_spark_kafka_jars(version):
-        return jars
-    same_version, tested_pair = _artifacts(version).items()
-    try:
-        directory = resolve_jars(*same_version, without_dependencies=True)
-    except SetupError:
-        directory = resolve_jars(*tested_pair, without_dependencies=True)
+def spark_kafka_jars() -> list[Path]:
+    """Return the jars of ``format("kafka")``, for ``spark.jars``; Maven runs once. Raises as `resolve_jars`."""
+    directory = resolve_jars(_SPARK_KAFKA_DIRECTORY, _SPARK_KAFKA_ARTIFACTS, without_dependencies=True)
     return sorted(directory.glob("*.jar"))
 
 
-def cached_spark_kafka_jars(version: str) -> list[Path]:
+def cached_spark_kafka_jars() -> list[Path]:
     """Return the jars of ``format("kafka")`` in the cache; empty when Maven would have to run."""
     cache = cache_directory()
-    directories = [cache / name for name in _artifacts(version)] if cache is not None else []
-    return next((sorted(directory.glob("*.jar")) for directory in directories if directory.is_dir()), [])
-
-
-def _artifacts(version: str) -> dict[str, tuple[str, ...]]:
-    """Return the Maven coordinates by cache directory: the connector of this version, and the tested pair."""
-    artifacts: dict[str, tuple[str, ...]] = {}
-    for connector, provider in ((version, version), _TESTED_VERSIONS):
-        pair = f"{_CONNECTOR}:{connector}", f"{_PROVIDER}:{provider}"
-        artifacts[f"spark-kafka-{connector}-{provider}"] = (*pair, *_CONNECTOR_DEPENDENCIES)
-    return artifacts
+    return sorted((cache / _SPARK_KAFKA_DIRECTORY).glob("*.jar")) if cache is not None else []
 
 
 class Tier(StrEnum):

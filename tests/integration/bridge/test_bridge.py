@@ -20,7 +20,6 @@ from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publis
 from towline.checkpoint import Checkpoint
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.spark.java import cache_directory, spark_kafka_jars
-from towline.spark.session import pyspark_version
 from towline_prove.devstack import Kafka, Mosquitto, free_port
 
 pytestmark = pytest.mark.spark
@@ -76,7 +75,7 @@ def contained() -> Iterator[Running]:
         within = ("unshare", "--mount", "sh", "-c", CONTAINED, str(state))
         if os.geteuid() == 0 and subprocess.run([*within, "true"], capture_output=True, check=False).returncode == 0:
             os.chown(state, 12345, 12345)
-            spark_kafka_jars(str(pyspark_version()))  # an image brings them: its user may not put them there
+            spark_kafka_jars()  # an image brings them: its user may not put them there
             bridge.within = within
             bridge.environ = {"HOME": "/", "TMPDIR": str(state), "TOWLINE_CACHE": str(cache_directory())}
         yield bridge

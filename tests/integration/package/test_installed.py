@@ -237,6 +237,6 @@ def the_example(here: Installation, broker: Mosquitto, kafka: Kafka, down: str) 
     text += f'[[downlink]]\nname = "down"\nfrom = "{down}"\ntopic = "down/{{key}}"\n'
     (examples / "bridge.toml").write_text(text)
     (here.home / "jars").mkdir()
-    for jar in spark_kafka_jars(str(pyspark_version())):
+    for jar in spark_kafka_jars():
         shutil.copy2(jar, here.home / "jars")
     return Example(here, examples / "bridge.toml", broker, kafka, down)

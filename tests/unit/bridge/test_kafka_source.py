@@ -79,11 +79,11 @@ def test_a_directory_or_a_pattern_names_its_jars_once(tmp_path: Path) -> None:
 
 
 def test_jars_come_from_maven_or_by_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_jars(version: str) -> list[Path]:
-        raise SetupError("TL-S15", "maven", f"no {version}", "Bring it.")
+    def no_jars() -> list[Path]:
+        raise SetupError("TL-S15", "maven", "no jars", "Bring it.")
 
     monkeypatch.setattr(kafka_source, "spark_kafka_jars", no_jars)
-    monkeypatch.setattr(kafka_source, "cached_spark_kafka_jars", lambda _: [])
+    monkeypatch.setattr(kafka_source, "cached_spark_kafka_jars", list)
     setting = '"spark.jars.packages" = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"'
     for more in ("", f"[spark.conf]\n{setting.replace('sql-kafka-0-10', 'avro')}\n"):
         bridge = read(GOOD + more, tmp_path)

@@ -147,7 +147,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch, tmp
     assert cache_directory() == tmp_path / "towline"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", homeless)
-    assert (light_spark_home(), cached_spark_kafka_jars("4.3.0")) == (None, [])
+    assert (light_spark_home(), cached_spark_kafka_jars()) == (None, [])
     with pytest.raises(SetupError, match="TL-S18"):
         resolve_jars("some", ["a:b:1"])
     (tmp_path / "file").touch()
@@ -199,23 +199,21 @@ def test_a_failed_fetch_tells_its_cause_in_one_line_and_leaves_nothing_behind(
     assert resolve_jars("kafka-1", ["g:a:1"]).is_dir()
 
 
-def test_the_matching_version_comes_first_and_the_tested_pair_is_next(maven: Callable[..., Maven]) -> None:
-    asked = maven("<version>4.2.0</version>").poms
-    found = spark_kafka_jars("9.9.9")
-    assert found[0].parent.name == "spark-kafka-4.2.0-4.0.0"
-    assert ["<version>9.9.9</version>" in pom for pom in asked] == [True, False]
-    assert asked[0].count("<exclusion>") == 4, "nothing that nobody asked for"
-    assert spark_kafka_conf("9.9.9") == {"spark.jars": str(found[0])}
-    assert len(asked) == 2
-    maven("<version>8.8.8</version>")
-    assert spark_kafka_jars("8.8.8") == found, "what is there is taken"
+def test_maven_brings_the_jars_of_sparks_kafka_source_once(maven: Callable[..., Maven]) -> None:
+    asked = maven().poms
+    assert cached_spark_kafka_jars() == []
+    found = spark_kafka_jars()
+    assert spark_kafka_conf() == {"spark.jars": str(found[0])}
+    assert cached_spark_kafka_jars() == found
+    (pom,) = asked
+    assert pom.count("<exclusion>") == 4, "nothing that nobody asked for"
 
 
 def test_without_maven_spark_brings_them_itself() -> None:
     """Who installed with pip has Java and no Maven."""
-    assert spark_kafka_conf("9.9.9") == {
+    assert spark_kafka_conf() == {
         "spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
         "spark.jars.excludes": "org.apache.hadoop:hadoop-client-api,org.apache.hadoop:hadoop-client-runtime",
     }
     with pytest.raises(SetupError, match=r"Maven is missing.*apt install maven.*TL-S15"):
-        spark_kafka_jars("9.9.9")
+        spark_kafka_jars()
