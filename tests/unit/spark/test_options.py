@@ -64,6 +64,10 @@ def test_gateway_options_of_each_kind_arrive() -> None:
     assert (settings.password_file, settings.ack_after) == (Path("/run/secrets/mqtt"), AckAfter.KAFKA)
     assert (settings.keep_alive_s, settings.linger_ms, settings.tls.insecure) == (30, 2.5, True)
     assert settings.journal.max_bytes == 2 << 30
+    paths = gateway(stateDir="~/state", passwordFile="secret")
+    assert (paths.state_dir, paths.password_file) == (Path.home() / "state", Path.cwd() / "secret")
+    lossy = gateway(guarantee="at_most_once", subscribe="a, b:1")
+    assert ([one.qos for one in lossy.subscriptions], lossy.effective_ack_after) == ([0, 1], AckAfter.RECEIVED)
     names = {"line 4/north": "line-4-north", "x" * 99: "x" * 64, "///": "mqtt"}
     assert {client: gateway(clientId=client).name for client in names} == names
 
