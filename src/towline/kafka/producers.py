@@ -257,9 +257,9 @@ class TransactionalProducer(KafkaProducer):
         self.transactional_id = transactional_id
         self.extra = dict(extra)
         self._in_transaction = False
-        #: Topics of the open transaction.
+        #: Topics of the transaction.
         self._topics: set[str] = set()
-        #: Its records, their bytes, and the time when it was opened.
+        #: Its records, their bytes, and the time when it was opened; 0 before.
         self._record_count = self._byte_count = 0
         self._started_at = 0.0
         #: Longest time that it may be open, in seconds.
@@ -297,9 +297,7 @@ class TransactionalProducer(KafkaProducer):
         self.reset()
         with self._convert_errors("to begin"):
             self._producer.begin_transaction()
-        self._in_transaction, self._topics = True, set()
-        self._record_count, self._byte_count, self._started_at = 0, 0, time.monotonic()
-        limit_s = self._time_limit_s
+        self._in_transaction, self._started_at, limit_s = True, time.monotonic(), self._time_limit_s
         self.deadline = self._started_at + limit_s - min(_ABORT_MARGIN_S, _ABORT_MARGIN_SHARE * limit_s)
 
     def write(self, rows: Rows) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.conftest import NewTopic
 from tests.helpers import wait_until
@@ -18,6 +19,7 @@ from towline.kafka import markerstore
 from towline.kafka.admin import KafkaAdmin, check_source_topics, saved_topic_ids
 from towline.kafka.delivery import batch_origin
 from towline.sinks import Task
+from towline.spark.kafka_sink import KafkaTransactional
 from towline_prove.devstack import Kafka
 
 
@@ -55,6 +57,10 @@ def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: N
     assert f'"{one}" (its id was {ids[one]}, and is ' in caught.value.problem
     assert "offset 3 of partition 0; nothing is read from the new one" in caught.value.problem
     assert saved_topic_ids(logs) == ids, "what was noted stays"
+    options = {"topic": two, "verifySourceTopics": "true", "checkpointlocation": str(tmp_path)}
+    asked = KafkaTransactional({"kafka.bootstrap.servers": kafka.bootstrap, "guarantee": "at_least_once", **options})
+    with pytest.raises(KafkaError, match="TL-B06"):  # as a query of one's own asks for it
+        asked.streamWriter(StructType([StructField("value", StringType())]), overwrite=False).write(iter(()))
     plan(tmp_path, 2, {two: 0})
     look()
     assert set(saved_topic_ids(logs)) == {two}, "one that is gone and comes again begins anew"
