@@ -9,21 +9,8 @@ import pytest
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import KafkaException
 
-from tests.unit.kafka.memory import (
-    DEAD,
-    FATAL,
-    FENCED,
-    FULL,
-    INCONSISTENT,
-    SPOILT,
-    STATE,
-    TIMED_OUT,
-    UNKNOWN,
-    MemoryKafka,
-    MemoryProducer,
-    raised,
-    settings,
-)
+from tests.unit.kafka import memory as kafka
+from tests.unit.kafka.memory import MemoryKafka, MemoryProducer
 from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.columns import Rows
@@ -32,22 +19,22 @@ from towline.kafka.markers import Marker
 from towline.kafka.producers import AttemptError, QueueStuck, StartingProducer, TransactionalProducer
 
 ID = "towline.s.0"
-FOREVER = [TIMED_OUT] * 1000
+FOREVER = [kafka.TIMED_OUT] * 1000
 
 
 @pytest.mark.parametrize(
     ("problem", "verdict"),
     [
-        (TIMED_OUT, TransactionVerdict.RETRY),
-        (INCONSISTENT, TransactionVerdict.ABORT),
-        (raised("_TIMED_OUT", retriable=True, txn_requires_abort=True), TransactionVerdict.ABORT),
-        (FENCED, TransactionVerdict.FENCED),
-        (DEAD, TransactionVerdict.FENCED),
-        (raised("INVALID_PRODUCER_EPOCH", txn_requires_abort=True), TransactionVerdict.FENCED),
-        (raised("PRODUCER_FENCED"), TransactionVerdict.FENCED),
-        (raised("_TIMED_OUT", fatal=True, retriable=True), TransactionVerdict.DISCARD),
-        (raised("OUT_OF_ORDER_SEQUENCE_NUMBER", fatal=True, txn_requires_abort=True), TransactionVerdict.DISCARD),
-        (UNKNOWN, TransactionVerdict.DISCARD),
+        (kafka.TIMED_OUT, TransactionVerdict.RETRY),
+        (kafka.INCONSISTENT, TransactionVerdict.ABORT),
+        (kafka.raised("_TIMED_OUT", retriable=True, txn_requires_abort=True), TransactionVerdict.ABORT),
+        (kafka.FENCED, TransactionVerdict.FENCED),
+        (kafka.DEAD, TransactionVerdict.FENCED),
+        (kafka.raised("INVALID_PRODUCER_EPOCH", txn_requires_abort=True), TransactionVerdict.FENCED),
+        (kafka.raised("PRODUCER_FENCED"), TransactionVerdict.FENCED),
+        (kafka.raised("_TIMED_OUT", fatal=True, retriable=True), TransactionVerdict.DISCARD),
+        (kafka.raised("OUT_OF_ORDER_SEQUENCE_NUMBER", fatal=True, txn_requires_abort=True), TransactionVerdict.DISCARD),
+        (kafka.UNKNOWN, TransactionVerdict.DISCARD),
         (SystemError("it gave no reason"), TransactionVerdict.DISCARD),
         (QueueStuck(), TransactionVerdict.DISCARD),
     ],
@@ -63,7 +50,7 @@ def rows(*values: int, partition: int = -1) -> Rows:
 
 def begun(memory: MemoryKafka, *values: int, **options: str) -> tuple[TransactionalProducer, MemoryProducer]:
     """An open transaction with these rows, and librdkafka's side of it."""
-    producer = TransactionalProducer(settings(**options), ID, {})
+    producer = TransactionalProducer(kafka.settings(**options), ID, {})
     producer.begin()
     producer.write(rows(*values))
     return producer, memory.producers[-1]
@@ -78,11 +65,11 @@ def told_by(problem: BaseException) -> tuple[str, bool]:
 @pytest.mark.parametrize(
     ("answers", "told", "aborts"),
     [
-        ([INCONSISTENT], ("TL-K20", True), 1),
-        ([TIMED_OUT, INCONSISTENT], ("TL-K20", True), 1),
-        ([FENCED], ("TL-K19", False), 0),
-        ([DEAD], ("TL-K19", False), 0),
-        ([UNKNOWN], ("TL-K07", True), 0),
+        ([kafka.INCONSISTENT], ("TL-K20", True), 1),
+        ([kafka.TIMED_OUT, kafka.INCONSISTENT], ("TL-K20", True), 1),
+        ([kafka.FENCED], ("TL-K19", False), 0),
+        ([kafka.DEAD], ("TL-K19", False), 0),
+        ([kafka.UNKNOWN], ("TL-K07", True), 0),
         ([SystemError("it gave no reason")], ("TL-K07", True), 0),
         (FOREVER, ("TL-K21", True), 0),
     ],
@@ -100,7 +87,7 @@ def test_a_commit_that_fails(memory: MemoryKafka, answers: list[Any], told: tupl
 
 def test_a_commit_is_asked_for_again_and_only_as_long_as_a_delivery_may_take(memory: MemoryKafka) -> None:
     producer, _ = begun(memory, 1)
-    memory.fail("commit_transaction", TIMED_OUT, TIMED_OUT)
+    memory.fail("commit_transaction", kafka.TIMED_OUT, kafka.TIMED_OUT)
     producer.commit()
     assert memory.committed("t") == [b"1"]
     assert memory.calls.count("commit_transaction") == 3
@@ -133,7 +120,7 @@ def test_closing_a_producer_aborts_an_open_transaction_only(memory: MemoryKafka)
     with pytest.raises(AssertionError, match="one transaction"):
         producer.begin()  # a late answer to its commit could end the next one (KIP-890)
     producer, _ = begun(memory, 3)
-    memory.fail("abort_transaction", TIMED_OUT)
+    memory.fail("abort_transaction", kafka.TIMED_OUT)
     producer.close()  # the next `init_transactions` aborts it too
     assert memory.calls[-2:] == ["purge", "flush"]
     assert memory.committed("t") == [b"2"]
@@ -149,8 +136,8 @@ def test_an_error_while_sending_names_the_record_and_aborts(memory: MemoryKafka,
     if reported:
         client.refuse()
         producer.write(rows(2))
-    memory.fail("produce", STATE)
-    memory.fail("begin_transaction", SPOILT)
+    memory.fail("produce", kafka.STATE)
+    memory.fail("begin_transaction", kafka.SPOILT)
     with pytest.raises(AttemptError, match=rf"failed to send: .*{told}.*Raise the topic's max") as caught:
         producer.write(rows(3))
     assert told_by(caught.value) == ("TL-K20", True)
@@ -158,13 +145,13 @@ def test_an_error_while_sending_names_the_record_and_aborts(memory: MemoryKafka,
 
 
 @pytest.mark.parametrize(
-    ("known", "told"), [(FENCED, ("TL-K19", False)), (UNKNOWN, ("TL-K07", True)), (None, ("TL-K07", True))]
+    ("known", "told"), [(kafka.FENCED, ("TL-K19", False)), (kafka.UNKNOWN, ("TL-K07", True)), (None, ("TL-K07", True))]
 )
 def test_a_fatal_error_is_asked_for_its_name(
     memory: MemoryKafka, known: BaseException | None, told: tuple[str, bool]
 ) -> None:
     producer, _ = begun(memory, 1)
-    memory.fail("produce", FATAL)
+    memory.fail("produce", kafka.FATAL)
     memory.fail("begin_transaction", known)
     with pytest.raises(KafkaError) as caught:
         producer.write(rows(2))
@@ -177,12 +164,12 @@ def test_a_marker_waits_for_room_as_its_records_do(memory: MemoryKafka) -> None:
     """The last record may have taken the last place."""
     memory.topics["m"] = 1
     producer, _ = begun(memory, 1)
-    memory.fail("produce", FULL, FULL)
+    memory.fail("produce", kafka.FULL, kafka.FULL)
     producer.write_marker("m", 0, "s/0", Marker(0, 1))
     producer.commit()
     assert memory.committed("m") == [Marker(0, 1).to_json()]
     producer, _ = begun(memory, 2)
-    memory.fail("produce", *[FULL] * 10_000)
+    memory.fail("produce", *[kafka.FULL] * 10_000)
     before = memory.now
     with pytest.raises(AttemptError, match=r"to write its marker: .*takes records too slowly"):
         producer.write_marker("m", 0, "s/0", Marker(1, 1))
@@ -190,11 +177,13 @@ def test_a_marker_waits_for_room_as_its_records_do(memory: MemoryKafka) -> None:
     assert memory.calls.count("abort_transaction") == 1
 
 
-@pytest.mark.parametrize(("answers", "code"), [(FOREVER, "TL-K01"), ([UNKNOWN], "TL-K20"), ([FENCED], "TL-K20")])
+@pytest.mark.parametrize(
+    ("answers", "code"), [(FOREVER, "TL-K01"), ([kafka.UNKNOWN], "TL-K20"), ([kafka.FENCED], "TL-K20")]
+)
 def test_a_producer_that_does_not_start_is_closed(memory: MemoryKafka, answers: list[Any], code: str) -> None:
     memory.fail("init_transactions", *answers)
     with pytest.raises(KafkaError, match=code):
-        TransactionalProducer(settings(), ID, {})
+        TransactionalProducer(kafka.settings(), ID, {})
     assert memory.calls[-2:] == ["purge", "flush"]
     assert "abort_transaction" not in memory.calls, "it could wait once more"
     assert memory.now - 1000 < 61
@@ -203,18 +192,18 @@ def test_a_producer_that_does_not_start_is_closed(memory: MemoryKafka, answers: 
 # -- one that is started while its task still waits for rows --
 
 
-@pytest.mark.parametrize("answer", [None, UNKNOWN])
+@pytest.mark.parametrize("answer", [None, kafka.UNKNOWN])
 def test_a_starting_producer_is_used_once_and_with_its_settings_only(memory: MemoryKafka, answer: Any) -> None:
-    starting = StartingProducer(settings(), ID)
+    starting = StartingProducer(kafka.settings(), ID)
     first = starting.take({})
     assert len(memory.producers) == 1
     assert starting.take({}) is not first
-    with closing(StartingProducer(settings(), ID)) as starting:
+    with closing(StartingProducer(kafka.settings(), ID)) as starting:
         assert starting.take({"batch.size": "5000"}).extra == {"batch.size": "5000"}
     assert memory.producers[-1].config["batch.size"] == "5000"
     assert memory.calls.count("purge") == 1, "the one with other settings is let go"
     memory.fail("init_transactions", answer)
-    with closing(StartingProducer(settings(), ID)) as starting:
+    with closing(StartingProducer(kafka.settings(), ID)) as starting:
         future = starting._future
     assert future is not None
     future.exception(60)
