@@ -30,19 +30,7 @@ UNMET = PROBED | {"TL-D04", "TL-D09", "TL-D10", "TL-D17"}
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault.
-
-    Attributes:
-        code: Of the row that has to find it, and of no other.
-        settings: Of Mosquitto, beside `KEEPING`.
-        verdict: How bad it is.
-        told: Stands in that row.
-        lines: Of the bridge.
-        mqtt: More of the table ``[mqtt]``.
-        conf: ``mosquitto.conf`` may be read.
-        probes: Messages queued to find the limit.
-        unknown: Rows that can't be asked then.
-    """
+    """A fault: settings beside `KEEPING`, and of the bridge; its row, and those that can't be asked then."""
 
     code: str
     settings: Mapping[str, str] = field(default_factory=dict)

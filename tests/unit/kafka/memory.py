@@ -65,13 +65,7 @@ SPOILT = raised(
 
 
 class Failure(NamedTuple):
-    """A call that does not succeed.
-
-    Attributes:
-        problem: What is raised.
-        done: Kafka did it, and its answer was lost.
-        late: Kafka does it at last when the next producer of that transactional id starts.
-    """
+    """What a call raises; done: Kafka did it; late: it does it when the next producer of that id starts."""
 
     problem: BaseException
     done: bool = False

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from towline.errors import ConfigError, KafkaError
 from towline.kafka.columns import COLUMN_TYPES, Columns, header_lists
-from towline.kafka.deadletters import HEADER_OVERHEAD
+from towline.kafka.deadletters import RECORD_OVERHEAD, record_bytes
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TYPES = {name: kinds[0] for name, kinds in COLUMN_TYPES.items()}
 
 header = st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=8))
-header_column = st.lists(st.none() | st.lists(header, max_size=5), max_size=20)
 
 
 def bound(*names: str, topic: str | None = "t", include_headers: bool = True) -> Columns:
@@ -64,39 +63,34 @@ def test_headers_can_be_left_out() -> None:
     assert record == ("t", b"1", None, -1, *PLAIN)
 
 
-@given(header_column, st.integers(0, 20), st.integers(0, 20))
-def test_header_lists_are_what_arrow_holds_in_slices_too(
-    rows: list[list[tuple[str, bytes | None]] | None], start: int, length: int
-) -> None:
-    expected = [row or [] for row in rows[start : start + length]]
-    assert list(header_lists(headers_of(rows).slice(start, length))) == expected
+row = st.tuples(
+    st.none() | st.text(max_size=30),
+    st.none() | st.binary(max_size=30),
+    st.none() | st.integers(0, 99),
+    st.none() | st.lists(header, max_size=5),
+)
 
 
-@given(st.lists(st.tuples(st.none() | st.binary(), st.none() | st.text(), st.none() | st.integers(0, 99)), max_size=20))
-def test_records_are_the_rows_in_order(rows: list[tuple[bytes | None, str | None, int | None]]) -> None:
-    columns = Columns.bind({"key": "string", "value": "binary", "partition": "int"}, "t", include_headers=True)
-    records = produced(
-        columns,
-        value=pa.array([row[0] for row in rows], pa.binary()),
-        key=pa.array([row[1] for row in rows], pa.string()),
-        partition=pa.array([row[2] for row in rows], pa.int32()),
-    )
-    expected = [("t", v, None if k is None else k.encode(), -1 if p is None else p, *PLAIN) for v, k, p in rows]
-    assert records == expected
-
-
-@pytest.mark.parametrize("bad", [[{"key": None, "value": b"1"}], [None]])
-def test_a_header_without_key(bad: list[Any]) -> None:
-    with pytest.raises(KafkaError, match="a header has no key") as caught:
-        header_lists(pa.array([bad], HEADERS))
-    assert caught.value.code == "TL-K06"
-
-
-def test_a_row_without_topic() -> None:
-    batch = pa.record_batch({"value": pa.array([b"1", b"2"]), "topic": pa.array(["x", None])})
-    with pytest.raises(KafkaError, match="row 1 of its Arrow batch") as caught:
-        bound("value", "topic", topic=None).rows(batch)
-    assert caught.value.code == "TL-K06"
+@given(st.lists(row, min_size=1, max_size=20), st.integers(0, 19))
+def test_records_are_the_rows_in_order_and_none_is_larger_than_told(rows: list[tuple[Any, ...]], start: int) -> None:
+    """Else one that Kafka refuses passes the quick look, and costs its whole batch."""
+    keys, values, partitions, lists = zip(*rows, strict=True)
+    given = {
+        "key": pa.array(keys, pa.string()),
+        "value": pa.array(values, pa.binary()),
+        "partition": pa.array(partitions, pa.int32()),
+        "headers": headers_of([*lists]),
+    }
+    columns = Columns.bind({**{name: TYPES[name] for name in given}, "key": "string"}, "t", include_headers=True)
+    cut = pa.record_batch(given).slice(start)
+    expected = [
+        ("t", value, None if key is None else key.encode(), -1 if part is None else part, None, None, 0, headers or [])
+        for key, value, part, headers in rows[start:]
+    ]
+    made = columns.rows(cut)
+    assert (made.bytes, [*made.records]) == (sum(len(v or b"") + len(k or b"") for _, v, k, *_ in expected), expected)
+    sizes = [record_bytes(record[2], record[1], record[7]) - RECORD_OVERHEAD for record in expected]
+    assert columns.max_record_bytes(cut) >= max(sizes, default=0)
 
 
 @pytest.mark.parametrize(
@@ -118,24 +112,10 @@ def test_columns_that_do_not_fit(schema: dict[str, str], topic: str | None, says
     assert says in str(caught.value)
 
 
-cells = st.none() | st.binary(max_size=30)
-
-
-@given(st.lists(st.tuples(cells, cells, st.none() | st.lists(header, max_size=5)), min_size=1, max_size=8))
-def test_the_largest_record_is_never_underrated(rows: list[tuple[Any, Any, Any]]) -> None:
-    """Else one that Kafka refuses passes the quick look, and costs its whole batch."""
-    keys, values, lists = zip(*rows, strict=True)
-    columns = {
-        "key": pa.array(keys, pa.binary()),
-        "value": pa.array(values, pa.binary()),
-        "headers": headers_of([*lists]),
-    }
-    records = produced(bound("key", "value", "headers"), **columns)
-    sizes = [
-        len(key or b"")
-        + len(value or b"")
-        + sum(HEADER_OVERHEAD + len(n.encode()) + len(v or b"") for n, v in record[7])
-        for record in records
-        for value, key in [record[1:3]]
-    ]
-    assert bound("key", "value", "headers").max_record_bytes(pa.record_batch(columns)) >= max(sizes)
+def test_rows_that_are_no_records() -> None:
+    for bad in ({"key": None, "value": b"1"}, None):
+        with pytest.raises(KafkaError, match=r"a header has no key.*TL-K06"):
+            header_lists(pa.array([[bad]], HEADERS))
+    batch = pa.record_batch({"value": pa.array([b"1", b"2"]), "topic": pa.array(["x", None])})
+    with pytest.raises(KafkaError, match=r"row 1 of its Arrow batch.*TL-K06"):
+        bound("value", "topic", topic=None).rows(batch)
