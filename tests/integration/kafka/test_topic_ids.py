@@ -14,6 +14,7 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.checkpoint import Checkpoint
+from towline.cli import main
 from towline.errors import KafkaError
 from towline.kafka import markerstore
 from towline.kafka.admin import KafkaAdmin, check_source_topics, saved_topic_ids
@@ -67,16 +68,25 @@ def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: N
 
 
 def test_a_recreated_marker_topic_is_not_an_empty_one(
-    kafka: Kafka, topic: NewTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: Kafka, topic: NewTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Batch 0 is in Kafka and not in Spark's commit log; without its marker it would be written a second time."""
     name = topic()
-    settings = exactly_once(kafka.bootstrap, topic=name, sinkId=name).settings
+    sink = exactly_once(kafka.bootstrap, topic=name, sinkId=name)
     plan(tmp_path, 0, {"t": 3})
-    batch_origin(settings, str(tmp_path))
-    exactly_once(kafka.bootstrap, topic=name, sinkId=name).deliver(Task(0, batch=0, query=QUERY), counted(0, 10))
-    batch_origin(settings, str(tmp_path))
-    make_anew(kafka, settings.marker_topic_of(name), {"cleanup.policy": "compact"})
+    batch_origin(sink.settings, str(tmp_path))
+    sink.deliver(Task(0, batch=0, query=QUERY), counted(0, 10))
+    batch_origin(sink.settings, str(tmp_path))
+    make_anew(kafka, sink.settings.marker_topic_of(name), {"cleanup.policy": "compact"})
     monkeypatch.setattr(markerstore, "_highest_ends", {})  # the same process says TL-K27
-    with pytest.raises(KafkaError, match=r"was deleted or lost it.*--to-batch -1.*TL-K10"):
-        batch_origin(settings, str(tmp_path))
+    with pytest.raises(KafkaError, match=r"was deleted or lost it.*--to-batch -1.*TL-K10") as caught:
+        batch_origin(sink.settings, str(tmp_path))
+    command = caught.value.remedy.split("`towline ")[1].split("`")[0].replace("--to-batch -1", "--to-batch 0").split()
+    for arguments in (command[:-1], command, [*command[:2], "show", *command[3:7], "--json"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        said = capsys.readouterr().out
+        assert ended.value.code == ("--yes" not in arguments and "show" not in arguments), "nothing without --yes"
+    assert json.loads(said)["markers"]["0"]["batch"] == 0
+    batch_origin(sink.settings, str(tmp_path))
+    assert sink.deliver(Task(0, batch=0, query=QUERY), counted(0, 10)).was_skipped
