@@ -281,7 +281,7 @@ class ExactlyOnce(Delivery):
         sizing = RecordCheck(self.settings, self.columns, "").batch_settings(self.origin.rate)
         transactional_id = self.settings.transactional_id(sink_name, task.partition)
         starting = producers.StartingProducer(self.settings, transactional_id, sizing)
-        with closing(starting), Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
+        with closing(starting), Spool(self.settings.spool_memory) as spool:
             spool.fill(batches)
             learner = RefusalLearner(self.settings)
             return _BatchWriter(self, task, store, spool, starting, learner, self.origin.rate).persist()
@@ -557,28 +557,18 @@ class Spool:
 
     Args:
         memory_limit: Bytes kept in memory; later batches go to disk.
-        disk_limit: Bytes on disk at most; None for no limit. A planned batch does not shrink, so a batch over the limit
-            stops the query until the limit is raised.
         create_file: Creates the file; by default an unnamed temporary file.
     """
 
-    def __init__(self, memory_limit: int, disk_limit: int | None, create_file: Callable[[], Any] | None = None) -> None:
+    def __init__(self, memory_limit: int, create_file: Callable[[], Any] | None = None) -> None:
         self._memory_limit = memory_limit
-        self._disk_limit = disk_limit
         # Spark's workers have their temporary directory in TMPDIR; the file is deleted with the process.
         self._create_file = create_file or partial(tempfile.TemporaryFile, prefix="towline-")
         self._batches_in_memory: list[Any] = []
         self._file: Any = None
         self._writer: Any = None
-        #: Number of rows.
-        self.rows = 0
-        #: Bytes in memory and on the disk; in_memory <= memory, on_disk <= disk.
-        self.memory_bytes = self.disk_bytes = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes of all rows."""
-        return self.memory_bytes + self.disk_bytes
+        #: Number of rows, and their bytes.
+        self.rows = self.size = 0
 
     def __enter__(self) -> Self:
         return self
@@ -594,18 +584,13 @@ class Spool:
         """Store all batches; upstream has finished when this returns.
 
         Raises:
-            KafkaError: TL-K23, the disk is full or the limit is reached.
+            KafkaError: TL-K23, the disk is full.
         """
         for batch in batches:
-            self.rows += batch.num_rows
-            if self._file is None and self.memory_bytes + batch.nbytes <= self._memory_limit:
+            self.rows, self.size = self.rows + batch.num_rows, self.size + batch.nbytes
+            if self._file is None and self.size <= self._memory_limit:
                 self._batches_in_memory.append(batch)
-                self.memory_bytes += batch.nbytes
                 continue
-            self.disk_bytes += batch.nbytes
-            if self._disk_limit is not None and self.disk_bytes > self._disk_limit:
-                reason = f"a batch needs more than {self._disk_limit:,} bytes there"
-                raise _spool_full_error(reason, "Raise spoolDiskBytes, or leave it out")
             with _disk_errors():
                 self._write(batch)
         if self._writer is not None:
@@ -640,11 +625,9 @@ def _disk_errors() -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise _spool_full_error(reason, "Free that disk, or name a directory on a larger one in TMPDIR") from None
-
-
-def _spool_full_error(reason: str, remedy: str) -> KafkaError:
-    """Return TL-K23: the rows of a batch do not fit on the disk; `remedy` names how to make room."""
-    problem = f"the rows of a batch do not fit into the spool on {tempfile.gettempdir()}: {reason}"
-    advice = "Later ones do, with maxBytesPerTrigger (max_bytes_per_trigger in a bridge file) or maxOffsetsPerTrigger."
-    return KafkaError("TL-K23", FORMAT, problem, f"{remedy}: a batch that is planned does not shrink. {advice}")
+        problem = f"the rows of a batch do not fit into the spool on {tempfile.gettempdir()}: {reason}"
+        remedy = (
+            "Free that disk, or name a directory on a larger one in TMPDIR: a batch that is planned does not shrink. "
+            "Later ones do, with maxBytesPerTrigger (max_bytes_per_trigger in a bridge file) or maxOffsetsPerTrigger."
+        )
+        raise KafkaError("TL-K23", FORMAT, problem, remedy) from None

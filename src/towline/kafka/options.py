@@ -104,9 +104,8 @@ class SinkSettings:
         source_topics: The query reads topics of the same Kafka with Spark's Kafka source: their ids are kept in the
             checkpoint, and a topic that was deleted and recreated stops the query (TL-B06) instead of being read from
             the old one's offset. With any guarantee; needs a checkpoint on a local disk.
-        spool_memory: Bytes of a task's rows kept in memory until its transaction opens.
-        spool_disk: And on disk (``TMPDIR``) beyond that; default no limit. A planned batch does not shrink: a batch
-            over the limit stops the query until the limit is raised.
+        spool_memory: Bytes of a task's rows kept in memory until its transaction opens, and beyond that on disk
+            (``TMPDIR``).
     """
 
     guarantee: Guarantee
@@ -126,7 +125,6 @@ class SinkSettings:
     verify: Annotated[bool, OptionSpelling("verifyOnSkip")] | None = None
     source_topics: Annotated[bool, OptionSpelling("verifySourceTopics")] = False
     spool_memory: Annotated[int, Ge(0), OptionSpelling("spoolMemoryBytes", parse_size)] = 64 << 20
-    spool_disk: Annotated[int, Ge(0), OptionSpelling("spoolDiskBytes", parse_size)] | None = None
 
     def verifies(self, *, same_offsets: bool) -> bool:
         """Return whether the rows of a skipped batch are compared with its marker.
@@ -245,7 +243,7 @@ def _sink_id(parsed_options: OptionValues) -> str | None:
 _EXACTLY_ONCE_FIELDS: Final = frozenset(
     {
         "batch", "parallelism", "prefix", "marker_topic", "create_marker_topic", "verify",
-        "spool_memory", "spool_disk",
+        "spool_memory",
     }
 )  # fmt: skip
 _NO_DROP_FIELDS: Final = frozenset({"dead_letter_topic"})

@@ -182,7 +182,7 @@ class KafkaTransactional(DataSource):
             return self._stream_writer(delivery, checkpoint_location)
         query_key = checkpoint_location or f"{self._settings.servers} {self._settings.sink_id}"
         batch = origin.newest_batch if self._settings.batch is None else self._settings.batch
-        row_directory = TaskRowDirectory.for_batch(query_key, batch, self._settings.spool_disk)
+        row_directory = TaskRowDirectory.for_batch(query_key, batch)
         return StreamWriter(delivery, checkpoint_location, row_directory)
 
     @without_traceback
@@ -413,14 +413,12 @@ class TaskRowDirectory:
 
     Attributes:
         directory: Path of the query's directory; "" if the driver could not create it.
-        disk_limit: Most bytes of rows that a task may write there; None for the free space.
     """
 
     directory: str = ""
-    disk_limit: int | None = None
 
     @classmethod
-    def for_batch(cls, query_key: str, batch: int | None, disk_limit: int | None) -> TaskRowDirectory:
+    def for_batch(cls, query_key: str, batch: int | None) -> TaskRowDirectory:
         """Create the directory of a query for the batch that is about to run; a query runs one batch at a time.
 
         Rows of other batches are removed, unless `batch` is None for unknown. Spark creates one writer for the tasks of
@@ -431,26 +429,26 @@ class TaskRowDirectory:
         try:
             root.mkdir(_PRIVATE_MODE, exist_ok=True)
             if not _is_private(root):
-                return cls(disk_limit=disk_limit)
+                return cls()
             directory.mkdir(_PRIVATE_MODE, exist_ok=True)
             for file in directory.iterdir() if batch is not None else ():
                 if not file.name.startswith(f"{batch}-"):
                     file.unlink()
         except OSError:
-            return cls(disk_limit=disk_limit)  # rows are sent in the commit messages
-        return cls(str(directory), disk_limit)
+            return cls()  # rows are sent in the commit messages
+        return cls(str(directory))
 
     def store_rows(self, task: Task, batches: Iterable[Any]) -> KafkaTaskRows:
         """Store all rows of a task: in a file, or in the result where there is no directory.
 
         Raises:
-            KafkaError: TL-K23, the disk is full or the limit is reached; TL-K66, too many rows for a result.
+            KafkaError: TL-K23, the disk is full; TL-K66, too many rows for a result.
         """
         task_rows = KafkaTaskRows(task.partition, task.batch, task.query, task.run)
         if self.directory and Path(self.directory).is_dir():
             file = Path(self.directory) / f"{task.batch}-{uuid.uuid4().hex}"  # two attempts may run
             # No batch stays in memory, not even an empty one.
-            with Spool(-1, self.disk_limit, partial(pa.OSFile, str(file), "wb")) as spool:
+            with Spool(-1, partial(pa.OSFile, str(file), "wb")) as spool:
                 spool.fill(batches)
             task_rows.rows = spool.rows
             if file.exists():

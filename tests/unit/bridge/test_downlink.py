@@ -91,7 +91,7 @@ def test_rows_of_any_size_come_in_the_order_of_kafka_and_in_bounded_batches(
         {internal("payload"): b"%d" % n + bytes(100 * n), internal("topic"): None if n in dead else "t"} for n in order
     ]
     records = rendered([{**position, **row} for position, row in zip(positions, fields, strict=True)])
-    with Spool(memory, None) as spool:
+    with Spool(memory) as spool:
         spool.fill(records.slice(at, group) for at in range(0, 12, group))
         messages, refused = (list(part) for part in split_by_outcome(list(spool), max_bytes=2000))
         assert all(batch.num_rows == 1 or batch.nbytes <= 2000 for batch in messages)

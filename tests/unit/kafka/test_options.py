@@ -33,7 +33,7 @@ def test_what_each_guarantee_sets() -> None:
         assert (client["partitioner"], client["linger.ms"]) == ("murmur2_random", "20")
         assert (client["batch.size"], client["queue.buffering.max.kbytes"]) == ("1000000", "262144")
     assert once.client["transaction.timeout.ms"] == "60000"
-    assert (once.parallelism, once.verify, once.spool_disk) == (1, None, None)
+    assert (once.parallelism, once.verify) == (1, None)
     assert once.marker_topic_of("s") == "towline.s.markers"
     assert once.transactional_id("s", 3) == "towline.s.3"
     assert (most.client["acks"], most.client["retries"], most.client["enable.idempotence"]) == ("0", "0", "false")
@@ -84,7 +84,7 @@ def test_the_queue_holds_at_least_two_of_the_largest_records() -> None:
         ({"sinkId": ""}, "TL-C21"),
         ({"deadLetterTopic": ".."}, "TL-C21"),
         ({"verifyOnSkip": "maybe"}, "TL-C21"),
-        ({"spoolDiskBytes": "-1"}, "TL-C21"),
+        ({"spoolMemoryBytes": "-1"}, "TL-C21"),
         ({"topic": " "}, "TL-C21"),
         ({"guarantee": "none"}, "TL-C21"),
         *(({"deliveryTimeout": text}, "TL-C21") for text in ("0.5", "901", "soon", "nan", "")),

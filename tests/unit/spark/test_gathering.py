@@ -38,7 +38,7 @@ def values(left: KafkaTaskRows) -> list[bytes]:
 
 @given(st.lists(st.lists(st.integers(0, LARGE), max_size=4), max_size=4), st.booleans())
 def test_rows_come_back_as_they_were_left(sizes: list[list[int]], shared: bool) -> None:
-    place = TaskRowDirectory.for_batch("/ck", 3, None) if shared else TaskRowDirectory()
+    place = TaskRowDirectory.for_batch("/ck", 3) if shared else TaskRowDirectory()
     rows = [[b"%d" % number * (size // 4) for number, size in enumerate(part)] for part in sizes]
     left = place.store_rows(TASK, (batch(*part) for part in rows))
     assert (left.partition, left.batch, left.query, left.run) == (2, 3, "q", "r")
@@ -51,13 +51,13 @@ def test_rows_come_back_as_they_were_left(sizes: list[list[int]], shared: bool) 
 
 
 def test_both_writers_of_a_batch_find_one_place_and_the_next_batch_cleans_it() -> None:
-    first = TaskRowDirectory.for_batch("/ck", 3, None)
+    first = TaskRowDirectory.for_batch("/ck", 3)
     left = first.store_rows(TASK, [batch(b"x" * (2 * LARGE))])
-    assert TaskRowDirectory.for_batch("/ck", 3, None) == first
-    other = TaskRowDirectory.for_batch("/other", 4, None)
+    assert TaskRowDirectory.for_batch("/ck", 3) == first
+    other = TaskRowDirectory.for_batch("/other", 4)
     kept = other.store_rows(TASK, [batch(b"y" * (2 * LARGE))])
     assert values(left)
-    TaskRowDirectory.for_batch("/ck", 4, None)
+    TaskRowDirectory.for_batch("/ck", 4)
     with pytest.raises(KafkaError, match="TL-K65"):
         values(left)
     assert values(kept)
@@ -75,8 +75,8 @@ def test_a_limit_on_what_comes_with_an_answer(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
-    place = TaskRowDirectory.for_batch("/ck", 0, None)
+    place = TaskRowDirectory.for_batch("/ck", 0)
     assert place.directory
     Path(place.directory).parent.chmod(0o777)
-    assert not TaskRowDirectory.for_batch("/ck", 0, None).directory
+    assert not TaskRowDirectory.for_batch("/ck", 0).directory
     assert Path(place.directory).is_relative_to(tmp_path)

@@ -142,7 +142,7 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
             KafkaError: TL-B05, a record can't be a message, and the line has no dead-letter topic.
         """
         table, counts = message_table(self.messages), Counter[str]()
-        with Spool(_SPOOL_BYTES, None) as spool:
+        with Spool(_SPOOL_BYTES) as spool:
             spool.fill(render_rows(table, iterator, counts, has_dead_letter_topic=self.kafka_writer is not None))
             messages, refused = split_by_outcome(list(spool))
             mqtt_result = self.mqtt_writer.write(messages)
