@@ -592,7 +592,10 @@ class Spool:
                 self._batches_in_memory.append(batch)
                 continue
             with _disk_errors():
-                self._write(batch)
+                if self._file is None:
+                    self._file = self._create_file()
+                    self._writer = pa.ipc.new_stream(self._file, batch.schema)
+                self._writer.write_batch(batch)
         if self._writer is not None:
             with _disk_errors():
                 self._writer.close()
@@ -605,12 +608,6 @@ class Spool:
         It costs 0.3 us a row and is computed on demand: most batches are never compared.
         """
         return sum(map(checksum, self)) % (1 << 64)
-
-    def _write(self, batch: Any) -> None:
-        if self._file is None:
-            self._file = self._create_file()
-            self._writer = pa.ipc.new_stream(self._file, batch.schema)
-        self._writer.write_batch(batch)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches in order; batches on disk are memory-mapped."""

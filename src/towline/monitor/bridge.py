@@ -29,8 +29,6 @@ _LOOP_TIMEOUT_S: Final = 60.0
 _LAG_LIMIT_S: Final = 120.0
 #: Facts of each gateway of a line.
 GatewaysOf: TypeAlias = Callable[[LineView], Iterable[GatewayFacts]]
-_STARTING_PROBLEM: Final = problem("the bridge is starting")
-_LOOP_STALLED_PROBLEM: Final = problem("the bridge's loop is stalled")
 
 
 class BridgeMonitor:
@@ -61,12 +59,12 @@ class BridgeMonitor:
     def alive(self) -> tuple[bool, dict[str, Any]]:
         """Return the answer of ``/healthz``; gateways do not count, because the bridge restarts them itself."""
         is_stalled = self.state is not None and time.monotonic() - self.state.heartbeat > _LOOP_TIMEOUT_S
-        return verdict("alive", [_LOOP_STALLED_PROBLEM] if is_stalled else [])
+        return verdict("alive", [problem("the bridge's loop is stalled")] if is_stalled else [])
 
     def ready(self) -> tuple[bool, dict[str, Any]]:
         """Return the answer of ``/readyz``."""
         if (state := self.state) is None:
-            return verdict("ready", [_STARTING_PROBLEM])
+            return verdict("ready", [problem("the bridge is starting")])
         with state.lock:
             return verdict("ready", bridge_problems(state, self._gateways))
 
