@@ -112,6 +112,8 @@ def judged(new_mosquitto: NewMosquitto, directory: Path, qos: int, *, unsynced: 
         assert run.stop(15) == 0
     judge = Judge(root, directory)
     judge.follow(log)
+    judge.apply(1 << 60)
+    assert judge.disk.differences() == [], "the record does not tell all of it"
     return judge
 
 

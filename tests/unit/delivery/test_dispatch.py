@@ -53,7 +53,8 @@ class Delivery(RuleBasedStateMachine):
 
     @rule()
     def send(self) -> None:
-        for number in self.plan.ready_numbers(self.now, 3):
+        ready = self.plan.ready_numbers(self.now, 3)
+        while not self.plan.is_full and (number := next(ready, None)) is not None:
             assert number in self.waiting[self.topics[number]]
             self._go(number)
         while self.plan.accepts_new and self.cursor < len(self.topics):

@@ -16,7 +16,7 @@ from towline.delivery.outbound import OutboxSender
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
 from towline.journal import Limits, Outbox
-from towline.mqtt.events import ConnectionOpened, Event, PacketsReceived, PublishMany, SessionConfig
+from towline.mqtt.events import ConnectionOpened, Event, PacketsReceived, SessionConfig
 from towline.mqtt.session import Session
 from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Timestamp
@@ -107,29 +107,6 @@ def test_a_crash_after_keeping_keeps_no_second_one_and_replays_no_second_one(tmp
     first = RefusedMessages(tmp_path / "before", outbox)
     assert first.replay(99)["moved"] == 0
     assert outbox.end == 2
-    outbox.close()
-
-
-def test_what_was_refused_before_a_crash_is_not_sent_once_more(tmp_path: Path) -> None:
-    """The broker's rights were mended meanwhile: it would accept the message now, and once more with a replay."""
-    outbox = outbox_at(tmp_path)
-    outbox.append_batch(rows(b"0", b"1", b"2"))
-    refused = RefusedMessages(tmp_path / "refused", outbox)
-    refuse(outbox, refused, 0)
-    outbox.flush()
-    assert list(refused.store([(next(iter(outbox.read(1, 2))), 1, 0x87)])) == [[1]]
-    refused.close()
-    outbox.close()
-    outbox, sent = outbox_at(tmp_path), list[Event]()
-    sender = OutboxSender(outbox, handle_event=sent.append, log=Log(), refused_dir=tmp_path / "refused")
-    sender.attach_session(online())
-    until(sender, lambda: bool(sent))
-    assert [message.token for event in sent if isinstance(event, PublishMany) for message in event.messages] == [2]
-    account = sender.status()
-    assert (account["accepted"], account["refused"], account["in_flight"]) == (3, 1, 1)
-    assert sender.refused_messages.replay(9)["moved"] == 2
-    assert payloads(outbox, 3) == [b"0", b"1"]
-    sender.close()
     outbox.close()
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from mqtt5 import (
+    DisconnectPacket,
+    DisconnectReasonCode,
     PubAckPacket,
     PubAckReasonCode,
     PubCompPacket,
@@ -25,7 +27,7 @@ from mqtt5 import (
 from tests.unit.delivery.test_outbound import Line, outbox_rows
 from tests.unit.journal.support import FAST, FillingDisk
 from towline.errors import JournalFull
-from towline.mqtt.events import ConnectionLost, PacketsReceived
+from towline.mqtt.events import PacketsReceived
 
 OK, NOBODY, QUOTA, REFUSED = 0, 0x10, 0x97, 0x87
 
@@ -96,7 +98,7 @@ class SenderLife(RuleBasedStateMachine):
     @rule()
     def line_breaks(self) -> None:
         self.online, self.open = False, []
-        self.line.end(ConnectionLost())
+        self.line.end(PacketsReceived([DisconnectPacket(reason_code=DisconnectReasonCode.SERVER_SHUTTING_DOWN)]))
 
     @precondition(lambda self: self.online and self.open)
     @rule(reason=st.sampled_from([OK, OK, OK, NOBODY, QUOTA, REFUSED]))
@@ -178,11 +180,5 @@ class SenderLife(RuleBasedStateMachine):
             shutil.rmtree(self.directory)
 
 
-SenderLife.TestCase.settings = settings(
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    max_examples=30,
-    phases=[Phase.generate],
-)
+SenderLife.TestCase.settings = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestSenderLife = SenderLife.TestCase
