@@ -1,4 +1,4 @@
-"""Prometheus with the alert rules of examples/monitoring: read, tried on recorded series, and run for real."""
+"""The alert rules of examples/monitoring: read, and tried on recorded series."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ RULES = _read()
 
 
 def promtool() -> str:
-    """Where it is; the test is skipped where it is not."""
     found = shutil.which("promtool")
     if found is None:
         lacking("promtool is not installed (Debian: apt install prometheus)")

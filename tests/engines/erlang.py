@@ -1,7 +1,6 @@
-"""Real brokers by other authors than Mosquitto's, for the tests: RabbitMQ (MQTT 3.1.1, no QoS 2) and ejabberd (MQTT 5).
+"""Brokers by other authors than Mosquitto's: RabbitMQ (MQTT 3.1.1, no QoS 2) and ejabberd (MQTT 5), Debian's packages.
 
-Both are Debian's packages on Debian's Erlang. They are started without their scripts, which want a user of their own,
-and without epmd, which would outlive them: a node that nobody talks to needs none.
+They are started without their scripts, which want a user of their own, and without epmd, which would outlive them.
 """
 
 from __future__ import annotations
@@ -10,15 +9,13 @@ import os
 import shutil
 import socket
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from towline.errors import SetupError
 from towline_prove.devstack.process import LOOPBACK
 from towline_prove.devstack.server import Server
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Ejabberd", "RabbitMQ"]
 
@@ -37,11 +34,7 @@ class OnErlang(Server):
 
     @classmethod
     def find(cls) -> Path:
-        """The directory with its modules.
-
-        Raises:
-            SetupError: It is not on this machine (TL-S10).
-        """
+        """The directory with its modules; SetupError TL-S10 if it is not on this machine."""
         root, pattern = cls.installed
         programs = sorted(Path(root).glob(pattern))
         if programs and shutil.which("erl"):
@@ -129,10 +122,7 @@ class RabbitMQ(OnErlang):
 
 
 class Ejabberd(OnErlang):
-    """ejabberd with ``mod_mqtt`` and nothing else, for every user who gives a name and any password.
-
-    `settings` are options of ``mod_mqtt``.
-    """
+    """ejabberd with ``mod_mqtt`` and nothing else, for every user with any password; `settings` are ``mod_mqtt``'s."""
 
     name: ClassVar[str] = "ejabberd"
     installed: ClassVar[tuple[str, str]] = ("/usr/lib", "*/ejabberd-*/ebin/mod_mqtt.beam")

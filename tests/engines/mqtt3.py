@@ -1,8 +1,4 @@
-"""A server's half of MQTT 3.1.1 and 3.1, which the product has no use for: what a client says, read; its own, written.
-
-Imported, it adds itself to the tables of `towline.mqtt.codec3`: scripted servers and the model of a broker speak
-through the product's `Decoder` and `encode`.
-"""
+"""A server's half of MQTT 3.1.1 and 3.1, added to the tables of `towline.mqtt.codec3` when it is imported."""
 
 from __future__ import annotations
 

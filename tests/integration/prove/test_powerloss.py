@@ -1,4 +1,4 @@
-"""Power lost at any moment of a gateway's intake: the disk has what was acknowledged, each message once."""
+"""Power lost, a kill or a failed sync at any moment of a gateway's intake: what was acknowledged is there, once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,24 @@ import pytest
 
 from tests.conftest import NewMosquitto
 from tests.engines.powerloss import EVERYTHING, NOTHING, DiskModel, Survives, random_changes
-from tests.engines.strace import SENDS, Call, read_record, record_command
+from tests.engines.strace import (
+    SENDS,
+    Call,
+    Injection,
+    inject_command,
+    read_record,
+    record_command,
+    was_injected,
+)
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
 from towline.journal import Journal, Limits
 from towline.mqtt.events import Filter
 from towline.schema import ROW_SCHEMA
-from towline_prove.history import decode_message
+from towline_prove.devstack import Mosquitto
+from towline_prove.history import decode_message, read_history
 from towline_prove.load import LoadPlan, run_load
+from towline_prove.referee import Arrival, judge_arrivals
 from towline_prove.subject import GatewayRun
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ptrace")]
@@ -92,22 +102,29 @@ class Judge:
             self.wrong.append(f"line {call.start_line}, {call.name}: {len(rows)} rows, {held} held, {dict(sent)}")
 
 
-def judged(new_mosquitto: NewMosquitto, directory: Path, qos: int, *, unsynced: bool = False) -> Judge:
-    """Take in some messages under strace, and look at every moment of it."""
-    broker, root, log = new_mosquitto(max_queued_messages="0"), directory / "disk", directory / "strace"
-    root.mkdir()
-    settings = GatewaySettings(
+def gateway_at(broker: Mosquitto, root: Path, qos: int) -> GatewaySettings:
+    return GatewaySettings(
         name="gw", state_dir=root / "towline" / "gateway", brokers=(broker.uri,),  # type: ignore[arg-type]
         subscriptions=(Filter("gw/#", qos=qos),),
         guarantee=Guarantee.EXACTLY_ONCE if qos == 2 else Guarantee.AT_LEAST_ONCE,
     ).model_copy(update={"journal": Limits(segment_bytes=64 << 10)})  # fmt: skip
+
+
+def publish(broker: Mosquitto, directory: Path, qos: int) -> None:
     plan = LoadPlan(
         port=broker.port, run="gw", publishers=2, devices=4, messages=MESSAGES, rate=MESSAGES * 20, size=1500,
         topic="gw/{device}", qos=qos, seconds=30,
     )  # fmt: skip
-    with GatewayRun(settings, log=directory / "gateway.log") as run:
+    run_load(plan, directory / "claims")
+
+
+def judged(new_mosquitto: NewMosquitto, directory: Path, qos: int, *, unsynced: bool = False) -> Judge:
+    """Take in some messages under strace, and look at every moment of it."""
+    broker, root, log = new_mosquitto(max_queued_messages="0"), directory / "disk", directory / "strace"
+    root.mkdir()
+    with GatewayRun(gateway_at(broker, root, qos), log=directory / "gateway.log") as run:
         run.start(lambda command: record_command(command, log, fake_syncs=unsynced)).wait_online()
-        run_load(plan, directory / "claims")
+        publish(broker, directory, qos)
         assert run.wait_journaled(MESSAGES, 20)
         assert run.stop(15) == 0
     judge = Judge(root, directory)
@@ -131,3 +148,29 @@ def test_every_disk_that_a_power_failure_can_leave_has_what_was_acknowledged(
 @pytest.mark.parametrize("qos", [1, 2])
 def test_the_proof_finds_a_gateway_that_does_not_sync(new_mosquitto: NewMosquitto, tmp_path: Path, qos: int) -> None:
     assert judged(new_mosquitto, tmp_path, qos, unsynced=True).wrong
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "writev"])
+def test_a_disk_that_fails_ends_the_gateway_and_loses_nothing(
+    new_mosquitto: NewMosquitto, tmp_path: Path, call: str
+) -> None:
+    """[I6] [MQTT-4.8.0-2 of 3.1.1]: in the midst of its intake; the next one has all that was acknowledged, once."""
+    broker, log = new_mosquitto(max_queued_messages="0"), tmp_path / "strace"
+    settings = gateway_at(broker, tmp_path, 2)
+    with GatewayRun(settings, log=tmp_path / "gateway.log") as run:
+        injection = Injection(call, "8", "EIO")
+        run.start(lambda command: inject_command(command, injection, log)).wait_online()
+        publish(broker, tmp_path, 2)
+        assert run.wait(20) not in {0, None}
+        assert was_injected(log)
+    with GatewayRun(settings, log=tmp_path / "gateway.log") as run:
+        run.start().wait_online()
+        assert run.wait_journaled(MESSAGES, 20)
+        assert run.stop(15) == 0
+    with Journal.open(settings.inbox_dir, schema=ROW_SCHEMA) as journal:
+        payloads = [p for batch in journal.read(0, journal.end) for p in batch.column("payload").to_pylist()]
+    verdict = judge_arrivals(
+        read_history(tmp_path / "claims"), [Arrival(0, n, None, p) for n, p in enumerate(payloads)]
+    )
+    assert verdict.ok("exactly_once"), verdict.summary_line()
+    assert verdict.delivered == MESSAGES

@@ -112,7 +112,7 @@ def test_flipped_bits_of_the_last_segment(memory_path: Path) -> None:
         flipped[position] ^= 1 << bit
         last.write_bytes(flipped)
         at = max(number for number, (start, _) in enumerate(frames) if start <= position)
-        if at == 0 or any(header.durable_bytes > frames[at][0] for _, header in frames[at + 1 :]):
+        if at < len(frames) - 1:  # what lies before rows is durable
             for opening in (opened, read_session):
                 with pytest.raises(JournalError, match=rf"{last.name}.*\[TL-J0[59]\]"):
                     opening(memory_path)

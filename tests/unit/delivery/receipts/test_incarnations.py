@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -54,3 +55,20 @@ def test_a_gateway_has_the_messages_of_a_publisher_if_each_number_is_of_the_same
     incarnations = IncarnationMap(steps)
     expected = all(incarnations.incarnation_of(number) == own[number] for number in numbers)
     assert are_same_messages(steps, ranges, own.__getitem__) is expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "same"),
+    [
+        (((0, "a"), (5, "b")), True),
+        (((0, "a"), (4, "b")), False),
+        (((0, "a"), (6, "b")), False),
+        (((0, "a"), (5, "b"), (9, "c")), True),  # nobody asks about 9
+        (((1, "a"), (5, "b")), False),  # what is below is not known any more
+    ],
+)
+def test_a_directory_restored_from_a_copy_differs_from_its_original(
+    steps: tuple[tuple[int, str], ...], same: bool
+) -> None:
+    assert are_same_messages(steps, [(0, 3), (4, 9)], lambda number: "aaaaabbbb"[number]) is same
+    assert are_same_messages(steps, [(3, 3)], lambda number: "aaaaabbbb"[number])
