@@ -24,7 +24,6 @@ from towline.delivery.outbound import OutboxSender, load_session_record
 from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.errors import ConfigError, JournalFull
 from towline.journal import Batch, Disk, Limits, Outbox
-from towline.mqtt import outbound as module
 from towline.mqtt.events import (
     ConnectionLost,
     ConnectionOpened,
@@ -35,7 +34,6 @@ from towline.mqtt.events import (
     SessionLost,
     SessionRecord,
 )
-from towline.mqtt.reasons import CONNECTION_CUT
 from towline.mqtt.session import Session
 from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Timestamp
@@ -165,23 +163,6 @@ def test_a_broker_that_ends_every_connection_at_once_refuses_nothing(tmp_path: P
     assert line.refused() == []
     assert line.log.codes == ["TL-M48"], "told once"
     assert line.sender.status()["queued"] + line.sender.status()["in_flight"] == 5
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_QUIET_S", 0.0)
-
-
-@pytest.mark.usefixtures("quick")
-def test_three_ends_alone_refuse_the_message_and_the_window_opens_again(tmp_path: Path) -> None:
-    line = Line(tmp_path, 5)
-    for published, found in zip(([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0], [0], [0]), (0, 0, 0, 0, 1), strict=True):
-        assert line.connect() == published
-        assert line.end(ConnectionLost()) == found, "the next connection comes soon after a find"
-    assert line.connect() == [1, 2, 3, 4]
-    line.answer()
-    assert line.refused() == [(0, CONNECTION_CUT)]
-    assert line.outbox.waiting_rows == 0
 
 
 def test_rows_that_a_crash_left_dropped_free_space_after_the_start(tmp_path: Path) -> None:

@@ -21,11 +21,9 @@ from tests.unit.delivery.test_outbound import Line, outbox_rows
 from towline import timing
 from towline.delivery import outbound as module
 from towline.delivery.outbound import Outcome
-from towline.journal import Limits, Outbox
 from towline.mqtt import outbound as culprits
 from towline.mqtt.events import ConnectionLost, PacketsReceived
 from towline.mqtt.outbound import Phase
-from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Timestamp
 
 #: Microseconds since 1970, and seconds of the clock that never goes back.
@@ -196,27 +194,6 @@ def test_a_message_that_was_sent_a_second_time_continues_after_a_crash(tmp_path:
     after = line(0)
     assert after.connect() == [0]
     assert [(packet.packet_id, packet.duplicate) for packet in after.sent] == [(sent.packet_id, True)]
-
-
-def test_rows_that_were_removed_between_two_turns_are_not_sent_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody waits for them any more."""
-    monkeypatch.setattr(module, "_READ_BYTES", 1)
-    outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0, segment_bytes=4096))
-    for _ in range(12):
-        outbox.append_batch(outbox_rows({"topic": "d", "payload": bytes(2000), "qos": 1}))
-    messages = module.MessageQueue(outbox, None)
-    messages.resend([(0, 12)], lambda number: number != 10)
-    first = messages.next_resend()
-    assert first is not None
-    assert first.number == 0
-    outbox.mark_done(tuple(range(7)))
-    outbox.flush()
-    assert outbox.first_offset == 7
-    rest = iter(messages.next_resend, None)
-    assert [message.number for message in rest] == [7, 8, 9, 11]
-    outbox.close()
 
 
 @pytest.mark.parametrize(("qos", "pubrel"), [(1, False), (2, True)])

@@ -26,7 +26,7 @@ def layout(path: Path) -> list[tuple[int, FrameHeader]]:
     return frames
 
 
-def abandoned(directory: Path, *, watermarks: bool = True) -> Path:
+def abandoned(directory: Path) -> Path:
     """Make a journal with a sealed segment and a last one with every kind of frame; return the last one's path."""
     journal = opened(directory)
     fill(journal, 6, group=3)
@@ -35,10 +35,10 @@ def abandoned(directory: Path, *, watermarks: bool = True) -> Path:
     journal.count(received=3)
     fill(journal, 1)
     journal.set_session({"a": 1})
-    if watermarks:
-        journal.commit("spark", 2)
+    journal.commit("spark", 2)
     fill(journal, 4, group=2)
     journal.count(received=4)
+    journal.commit("spark", 3)
     fill(journal, 3, group=3)
     crash(journal)
     return segments(directory)[-1]

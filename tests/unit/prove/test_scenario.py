@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from towline.bridge.runtime.child_supervisors import DriverSupervisor
 from towline.errors import ConfigError
 from towline_prove import processes
+from towline_prove.commands import main
 from towline_prove.load import LoadPlan
 from towline_prove.processes import MemorySample, Peaks, Role, growth_problems, role_of
 from towline_prove.referee import RunAccount, RunVerdict
@@ -95,3 +97,13 @@ def test_roles(line: str, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_can_not_be_is_refused(kind: Any, fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         kind(**fields)
+
+
+def test_a_mistake_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["prove", "load", str(tmp_path / "h"), "--messages", "0"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.strip().endswith("[TL-C80]")
