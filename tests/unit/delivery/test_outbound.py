@@ -31,7 +31,6 @@ from towline.mqtt.events import (
     PacketsReceived,
     Send,
     SessionConfig,
-    SessionLost,
     SessionRecord,
 )
 from towline.mqtt.session import Session
@@ -74,12 +73,11 @@ class Line:
         if messages:
             rows = [{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)]
             self.outbox.append_batch(outbox_rows(*rows))
-        config = SessionConfig("c", "w", unknown_session="adopt", durable_ids=True, exactly_once=exactly_once)
-        self.session = Session(config)
+        self.config = SessionConfig("c", "w", unknown_session="adopt", durable_ids=True, exactly_once=exactly_once)
+        self.session = Session(self.config)
         self.sent: list[PublishPacket] = []
         self.packets: list[Any] = []
         self.log = Log()
-        self.lost = 0
         self.sender = OutboxSender(
             self.outbox,
             handle_event=self.handle,
@@ -90,9 +88,13 @@ class Line:
         )
         self.sender.attach_session(self.session)
 
+    def renew(self) -> None:
+        """Go on with a new session, as after an action that could not be made durable."""
+        self.session = Session(self.config)
+        self.sender.attach_session(self.session)
+
     def handle(self, event: Event) -> None:
         for action in self.session.handle(event, time.monotonic()):
-            self.lost += isinstance(action, SessionLost)
             if isinstance(action, Send):
                 self.packets += read_all(action.data)
                 self.sent += [packet for packet in read_all(action.data) if isinstance(packet, PublishPacket)]

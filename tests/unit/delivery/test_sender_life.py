@@ -69,7 +69,7 @@ class SenderLife(RuleBasedStateMachine):
         try:
             self.line.sender.turn()
         except JournalFull:
-            self.line_breaks()
+            self._renew()
         self._collect()
 
     def _collect(self) -> None:
@@ -91,8 +91,12 @@ class SenderLife(RuleBasedStateMachine):
         try:
             self.line.connect(window)
         except JournalFull:
-            self.line_breaks()
+            self._renew()
         self._collect()
+
+    def _renew(self) -> None:
+        self.online, self.open = False, []
+        self.line.renew()
 
     @precondition(lambda self: self.online)
     @rule()
@@ -123,7 +127,7 @@ class SenderLife(RuleBasedStateMachine):
         try:
             self.line.handle(PacketsReceived([reply]))
         except JournalFull:
-            self.line_breaks()
+            self._renew()
         self.turn()
 
     @rule(seconds=st.sampled_from([0.3, 2.0, 100.0]))
