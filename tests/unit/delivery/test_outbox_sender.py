@@ -18,6 +18,7 @@ from mqtt5 import (
 )
 
 from tests.unit.delivery.test_outbound import Line, outbox_rows
+from tests.unit.journal.support import FillingDisk
 from towline import timing
 from towline.delivery import outbound as module
 from towline.delivery.outbound import Outcome
@@ -154,6 +155,22 @@ def test_a_turn_is_due_when_the_clock_alone_has_something_to_do(tmp_path: Path, 
     assert line.sender.next_turn_at() == clock.now + 1.0, "what was put off"
     line.end(ConnectionLost())
     assert line.sender.next_turn_at() is None, "nothing by the clock without a connection"
+
+
+def test_qos_0_leaves_without_space_on_the_disk_and_then_nothing_does(tmp_path: Path, clock: Clock) -> None:
+    """A crash may lose it, and does not double it."""
+    disk = FillingDisk()
+    line = Line(tmp_path, 1, qos=0, disk=disk)
+    disk.full = True
+    assert (line.connect(), line.log.codes) == ([0], ["TL-J02"])
+    disk.full = False
+    arrive(line, None, qos=0)
+    line.sent.clear()
+    line.sender.turn()
+    assert line.sent == [], "held back"
+    clock.now += 1
+    line.sender.turn()
+    assert [int(packet.payload) for packet in line.sent] == [1]
 
 
 def test_a_message_larger_than_any_that_was_acknowledged_is_logged(

@@ -126,6 +126,7 @@ def test_every_row_is_sent_or_has_a_reason(rows: pa.RecordBatch, version: int, r
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
+        ("qos", 0, None),
         ("qos", 3, 0x9B),
         ("qos", -128, 0x9B),
         ("topic", "", 0x90),
