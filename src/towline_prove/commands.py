@@ -15,10 +15,7 @@ import typer
 
 from towline.errors import TowlineError
 from towline_prove.evidence import RunDisplay, append_record, revision
-from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, publish_with_receipts, run_load
-from towline_prove.reader import read_topic
-from towline_prove.referee import RunAccount, judge_arrivals
 from towline_prove.rig import OUTAGES
 from towline_prove.scenario import KILLABLE_ROLES, RECEIPT_FAULTS, Scenario, prove
 
@@ -74,20 +71,6 @@ def load(
     all_sent = result.attempted == plan["messages"]
     all_answered = plan["qos"] == 0 or result.acked + result.refused == plan["messages"]
     raise typer.Exit(0 if all_sent and all_answered else 1)
-
-
-@app.command(name="judge")
-def judge_command(
-    history: Annotated[Path, typer.Argument(help="Claims of a load.")],
-    topic: Annotated[str, typer.Argument(help="Kafka topic to read back.")],
-    bootstrap: Annotated[str, typer.Option(help="Kafka's bootstrap servers.")] = "127.0.0.1:9092",
-    guarantee: Annotated[str, typer.Option(help="at_most_once, at_least_once or exactly_once.")] = "at_least_once",
-) -> None:
-    """Compare claims with what a Kafka topic holds. Exit code 1 when the promise was broken."""
-    verdict = judge_arrivals(read_history(history), read_topic(bootstrap, topic))
-    account = RunAccount(verdict, guarantee)
-    typer.echo("\n  ".join([account.line(), *map(str, verdict.stories), *account.problems()]))
-    raise typer.Exit(0 if account.ok else 1)
 
 
 @app.command()

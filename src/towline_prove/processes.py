@@ -9,11 +9,10 @@ import contextlib
 import os
 import re
 import subprocess
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from towline import processes
 
@@ -119,9 +118,6 @@ def memory_of(pid: int) -> int:
     return memory_fields(pid).get("VmRSS", 0)
 
 
-_SAMPLE_INTERVAL_S: Final = 0.05
-#: Spools are searched among the files of every process, so less often.
-_SAMPLES_PER_SPOOL: Final = 10
 #: A file that never had a name, open(2) ``O_TMPFILE``.
 _UNNAMED_FILE: Final = re.compile(r"/#\d+ \(deleted\)$")
 #: Used heap in `jcmd PID GC.heap_info`: a line for each generation.
@@ -139,51 +135,19 @@ class Peaks:
     """Largest values measured, in bytes.
 
     Attributes:
-        rss: Resident memory, pages of mapped files included; the kernel's own peak if it is larger.
-        anonymous: The part of it without a file.
-        mapped: The part of it in mapped files, which the kernel may reclaim at any time.
+        rss: Resident memory of the gateway, pages of mapped files included, as the kernel remembers it.
         spool: Files without a name below the temporary directory, of all processes together.
     """
 
     rss: int = 0
-    anonymous: int = 0
-    mapped: int = 0
     spool: int = 0
 
-
-@dataclass
-class MemoryWatch:
-    """Thread that samples the memory of a gateway and the spools of all processes; a context manager."""
-
-    bridge: BridgeRun
-    peaks: Peaks = field(default_factory=Peaks)
-    _stop_event: threading.Event = field(default_factory=threading.Event, init=False)
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop_event.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        sample_number = 0
-        while not self._stop_event.wait(_SAMPLE_INTERVAL_S):
-            self.take_sample(with_spools=sample_number % _SAMPLES_PER_SPOOL == 0)
-            sample_number += 1
-
-    def take_sample(self, *, with_spools: bool) -> None:
-        """Take a sample, with the spools or without."""
-        gateway, peaks = self.bridge.gateway_process(), self.peaks
+    def measure(self, bridge: BridgeRun) -> None:
+        """Take a measurement; between two of them the kernel keeps a process's own peak."""
+        gateway = bridge.gateway_process()
         if gateway is not None:
-            sizes = memory_fields(gateway.pid)
-            peaks.rss = max(peaks.rss, sizes.get("VmRSS", 0), sizes.get("VmHWM", 0))
-            peaks.anonymous = max(peaks.anonymous, sizes.get("RssAnon", 0))
-            peaks.mapped = max(peaks.mapped, sizes.get("RssFile", 0))
-        if with_spools:
-            peaks.spool = max(peaks.spool, sum(map(_spool_bytes, self.bridge.all_pids())))
+            self.rss = max(self.rss, memory_fields(gateway.pid).get("VmHWM", 0))
+        self.spool = max(self.spool, sum(map(_spool_bytes, bridge.all_pids())))
 
 
 def _spool_bytes(pid: int) -> int:

@@ -25,7 +25,7 @@ from towline.errors import ConfigError
 from towline_prove.devstack.process import spawn
 from towline_prove.evidence import RunProgress, run_record
 from towline_prove.history import SenderClaim
-from towline_prove.processes import MemorySample, MemoryWatch, Peaks, Role, growth_problems
+from towline_prove.processes import MemorySample, Peaks, Role, growth_problems
 from towline_prove.rig import DELIVERY_TIMEOUT_S, OUTAGES, UNLIMITED_QUEUE, Rig, Trial
 from towline_prove.subject import LINE, TOPIC, NotReady
 
@@ -283,9 +283,8 @@ class Run:
         fields = asdict(replace(self.scenario, faults=()))
         omitted, recorded = {"targets", "faults", "runs", "seconds"}, ("what", "at", "mended_at", "back_s", "backlog")
         fault_records = [{name: getattr(fault, name) for name in recorded} for fault in self.faults]
-        sizes = {f"gateway_peak_{name}": size for name, size in asdict(self.peaks).items() if name != "spool"}
-        sizes["spool_peak"] = self.peaks.spool
-        sizes["backlog"] = max((fault.backlog for fault in self.faults), default=0) * self.scenario.size
+        backlog = max((fault.backlog for fault in self.faults), default=0) * self.scenario.size
+        sizes = {"gateway_peak_rss": self.peaks.rss, "spool_peak": self.peaks.spool, "backlog": backlog}
         details = {
             "run": self.number,
             **{name: value for name, value in fields.items() if name not in omitted},
@@ -347,12 +346,12 @@ class _RunInProgress:
     def run(self) -> None:
         run, rig, began_at = self._run, self._rig, time.monotonic()
         dropped_before = rig.broker_dropped()
-        with rig.start_trial() as self._trial, MemoryWatch(rig.bridge) as watch:
+        with rig.start_trial() as self._trial:
             with self._scenario.start_senders(rig, self._trial) as self._senders, self._end_outages():
                 self._watch_until_end()
             time.sleep(1.5)  # duplicates may still come, and the broker's counters are a second old
             run.account = replace(self._trial.account(), ordered=not self._scenario.receipts)
-        run.peaks, run.batches, run.broker_dropped = watch.peaks, rig.batches, rig.broker_dropped() - dropped_before
+        run.batches, run.broker_dropped = rig.batches, rig.broker_dropped() - dropped_before
         run.seconds = time.monotonic() - began_at
         if self._scenario.receipts:
             status = rig.bridge.status() or {}
@@ -372,6 +371,7 @@ class _RunInProgress:
         last_progress_at, last_state = began_at, None
         while time.monotonic() - last_progress_at < DELIVERY_TIMEOUT_S:
             self._update_progress()
+            self._run.peaks.measure(self._rig.bridge)
             for fault in faults:
                 self._advance_fault(fault)
             self._sample_memory()
