@@ -76,7 +76,7 @@ def test_a_note_that_was_lost_begins_again_where_spark_is(tmp_path: Path) -> Non
 def test_what_spark_says_of_a_batch_is_counted_once_and_beside_the_sinks_word(tmp_path: Path) -> None:
     for batch, rows in enumerate((5, 3)):
         noted(tmp_path, batch, given=rows)
-    for batch in (0, 1, 0, 1, 2):
+    for batch in (0, 1, 1, 2, 0):
         add_spark_counts(tmp_path, batch, lambda sink: {"taken": 10, "given": sink["given"]})
     assert LineNotes.read(tmp_path).spark_counts == {"taken": 20, "given": 8}
 
