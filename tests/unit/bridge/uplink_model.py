@@ -38,27 +38,14 @@ STEPS: Final = (
 
 @dataclass(frozen=True)
 class Message:
-    """What is to become of a message.
-
-    Attributes:
-        fate: ``sent``, ``filtered`` by a where, ``dead`` letter, or ``lost`` by a sink that may.
-    """
+    """A message that is to be ``sent``, ``filtered``, ``dead``, or ``lost`` by a sink that may."""
 
     fate: str = "sent"
 
 
 @dataclass
 class ModelLine:
-    """A line and all that a kill does not take.
-
-    Attributes:
-        query: The real one, as the bridge file says it.
-        journal: Its messages, by offset.
-        records: How often Kafka has each of them, by offset: as a record where it belongs, and as a dead letter.
-        committed: The gateway's watermark.
-        marker: In Kafka.
-        sink: Its id.
-    """
+    """A line and all that a kill does not take; `records` are counted by offset and fate."""
 
     query: UplinkQuery
     guarantee: str
