@@ -93,7 +93,7 @@ def saved(one: Uplink | Downlink) -> Identity:
     [
         (KNOWN, FINE, WELL),
         (KNOWN, replace(FINE, planned_batch=8), journal(position=(800,), committed_position=(700,))),
-        (replace(KNOWN, query="", parallelism=0), CheckpointSummary(), journal(5, 5, "j2")),
+        (replace(KNOWN, query="", parallelism=0), CheckpointSummary(), journal(5, 5, "j2", position=(7,))),
         (KNOWN, CheckpointSummary("q1", 0), journal(9, 3, position=(5,))),
         (KNOWN, FINE, journal(position=(700, "a1"), committed_position=(700,), written_by="a1")),
     ],

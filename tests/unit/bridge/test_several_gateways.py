@@ -128,7 +128,7 @@ def noted(
 def test_one_that_is_away_keeps_its_last_word_and_one_that_refuses_says_what_to_do() -> None:
     """In the words of the bridge file: nobody gave an option of Spark's."""
     away = GatewayUnreachable("TL-G01", "/g2", "no gateway answers", "Start it.")
-    one = {"name": "g1", "journal": "j1", "received": 12, "end": 12, "committed": 12, "state": "online"}
+    one = {"name": "g1", "journal": "j1", "received": 12, "end": 12, "committed": 12, "state": "online", "oldest": 9.0}
     other = {"name": "g2", "journal": "j2", "received": 9, "end": 9, "committed": 4, "state": "online", "oldest": 3.5}
     before = combine_statuses({"/g1": one, "/g2": other}, {}, now=1.0)
     assert (before["state"], before["received"], before["oldest"]) == ("online", 21, 3.5)
