@@ -186,9 +186,9 @@ def test_every_key_has_its_line(ends: str) -> None:
 
 
 def test_a_list_of_many_lines_has_one_place() -> None:
-    rows = "".join(f'  ["topic.{number}", "x"],\n' for number in range(5000))
+    rows = "".join(f'  ["topic.{number}", "x"],\n' for number in range(1000))
     document = Document(f"k = [\n{rows}] # a, b,\nz = {{ b = [\n 1 ] }}\nlast = 1\n", Path("f"), {})
-    assert [document.line((key,)) for key in ("k", "z", "last")] == [1, 5003, 5005]
+    assert [document.line((key,)) for key in ("k", "z", "last")] == [1, 1003, 1005]
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:

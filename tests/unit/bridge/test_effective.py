@@ -48,6 +48,8 @@ SECRET, WHO = "n0t-to-be-shown", "envy-of-the-environment"
 #: Whatever a route and a downlink may say with variables; SITE is a part of many words.
 VARIABLES = """[[uplink]]
 name = "other"
+guarantee = "${PROMISE}"
+ack_after = "${ACKS}"
 dead_letter_topic = "dead.${WHO}"
 mqtt = { brokers = "mqtts://${WHO}:1883,mqtts://b", brokers_share_sessions = true, will = { topic = "gone/${WHO}" } }
 [[uplink.route]]
@@ -152,12 +154,13 @@ def test_what_a_variable_holds_is_shown_as_the_file_writes_it(
     bridge.file.write_text(
         (FILE + VARIABLES).replace('"k:9092"', '["${WHO}:9092", "k:9092"]').replace("mqtts://b", "mqtts://${WHO}")
     )
-    monkeypatch.setenv("SITE", "a")
+    for name, value in (("SITE", "a"), ("PROMISE", "at_least_once"), ("ACKS", "kafka")):
+        monkeypatch.setenv(name, value)
     code, out, error = ran(capsys, "check", str(bridge.file), *options)
     assert (code, error) == (0, "")
     assert [value for value in (WHO, SECRET, "f${") if value in out] == []
     written = ["${WHO}:9092,k:9092", "mqtts://${WHO}:1883", "${WHO}/+/#", "t.${WHO}", "dead.${WHO}", "r.${WHO}"]
-    written += ["concat('${WHO}', offset)"] if options == ("--json",) else ["gone/${WHO}"]
+    written += ["concat('${WHO}', offset)"] if options == ("--json",) else ["gone/${WHO}", "when Kafka has the message"]
     assert [value for value in written if value not in out] == []
 
 

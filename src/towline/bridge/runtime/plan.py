@@ -68,7 +68,7 @@ def _line_plan(line: Uplink | Downlink, document: Document) -> Plan:
             "brokers": [] if is_remote else [str(broker) for broker in gateway.brokers],
             "client_id": None if is_remote else gateway.mqtt_client_id,
             "state_dir": str(gateway.state_dir),
-            "ack_after": None if is_remote else gateway.effective_ack_after.value,
+            "ack_after": gateway.effective_ack_after.value,
         }
     )
     plan["kafka_topics"] = document.restore_references(line.fixed_topics, *_TOPIC_KEYS)
@@ -78,12 +78,14 @@ def _line_plan(line: Uplink | Downlink, document: Document) -> Plan:
         for gateway in line.all_gateways
         if (share := gateway.share)
     ]
+    plan["acks"] = "" if is_remote else _ACK_TEXTS[gateway.effective_ack_after]
+    plan["transactions"] = line.parallelism if line.transactional else 0
     plan["lost"], plan["doubled"] = line_policy.loss_text, line_policy.duplicates_text
     if isinstance(line, Downlink):
         plan["lost"] = plan["lost"].replace("from the broker's hand-over on", "from Kafka to the broker")
         plan["doubled"] = _DOWNLINK_DUPLICATES[line.guarantee]
     else:
-        if plan["ack_after"] == AckAfter.KAFKA:
+        if gateway.effective_ack_after is AckAfter.KAFKA and not is_remote:
             plan["lost"] = plan["lost"].replace("the state directory is kept", "the broker keeps its session")
         if all(route.dedupe is not None for route in line.routes):
             plan["doubled"] = plan["doubled"].replace(_PUBLISHER_REPEATS, "")
@@ -207,15 +209,13 @@ def _uplink_rows(line: Plan) -> Iterator[Row]:
     yield "filters", _filters_text(line) if line["brokers"] and not line["share"] else ""
     for number, route in enumerate(line["route"], start=1):
         yield f"route {number}", _route_text(route, route["dedupe"] or line["dedupe"])
-    yield "acks", _ACK_TEXTS[line["ack_after"]] if line["ack_after"] else ""
-    is_parallel, write_text = line["parallelism"] > 1, "records as they come"
-    if policy(Guarantee(line["guarantee"])).transactions:
+    is_parallel = line["parallelism"] > 1
+    write_text = f"records as they come, by {line['parallelism']} tasks" if is_parallel else "records as they come"
+    if line["transactions"]:
         write_text = "one transaction a batch, all topics and the marker at once"
-        write_text = f"{line['parallelism']} transactions a batch, split by key" if is_parallel else write_text
-    elif is_parallel:
-        write_text += f", by {line['parallelism']} tasks"
+        write_text = f"{line['transactions']} transactions a batch, split by key" if is_parallel else write_text
     yield "kafka", f"{write_text}   {_dead_letter_text(line)}"
-    yield from ((label, line[label]) for label in ("lost", "doubled"))
+    yield from ((label, line[label]) for label in ("acks", "lost", "doubled"))
     yield "state", line["state_dir"]
 
 
