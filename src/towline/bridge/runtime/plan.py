@@ -187,7 +187,6 @@ def render(plan: Plan) -> str:
         "kafka": f"{kafka['bootstrap_servers']}   topics {topics}{topic_notes}",
         "state": plan["state_dir"],
         "spark": plan["spark"]["kafka_source"],
-        "sql": plan.get("sql"),
     }
     text_lines += [f"  {label:9} {text}" for label, text in rows.items() if text]
     text_lines += [f"  ! {text}" for text in plan["warnings"]]

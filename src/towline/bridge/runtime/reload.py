@@ -285,7 +285,7 @@ class Reloader:
         self.state.lines = {other: view for other, view in self.state.lines.items() if other != name}
 
     def _check_sql(self, lines: Sequence[AnyLine]) -> None:
-        """Check the SQL of changed lines with Spark: TL-C74, as `towline check --spark`."""
+        """Check the SQL of changed lines with Spark: TL-C74."""
         errors = self.driver.check_sql(lines, _SPARK_TIMEOUT_S)
         if errors is None:
             raise self._timeout_error("the SQL of the routes was not checked")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.document import Document, FileErrors, KeyPath
@@ -34,16 +33,16 @@ _IDENTIFIER: Final = re.compile(r"\w+")
 _ERROR_MARKS: Final = re.compile(r"^\[[A-Z0-9_.]+\] |\.? ?SQLSTATE: .*")
 
 
-def check_sql(bridge: Bridge, spark: SparkSession, shown_path: Path | None = None) -> dict[str, FileErrors]:
-    """Return the SQL errors of each line (TL-C74); `shown_path` is the file's path in them, by default absolute."""
-    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - loads Spark, which towline check does not need
+def check_sql(bridge: Bridge, spark: SparkSession) -> dict[str, FileErrors]:
+    """Return the SQL errors of each line (TL-C74)."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - loads Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.logger import PySparkLogger  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as Spark's documentation has it
 
     for kind in ("SQL", "DataFrame"):  # they log whole expressions, with values of environment variables [I12]
         PySparkLogger.getLogger(f"{kind}QueryContextLogger").disabled = True
-    document, errors = Document.reread(bridge.file, shown_path or bridge.file), dict[str, FileErrors]()
+    document, errors = Document.reread(bridge.file, bridge.file), dict[str, FileErrors]()
     for line, table, expressions in _expressions(bridge):
         frame = spark.createDataFrame([], SPARK_SCHEMA if isinstance(line, Uplink) else _KAFKA_SCHEMA)
         for name in _wildcards(line, table):
@@ -79,11 +78,6 @@ def _wildcards(line: Uplink | Downlink, table: KeyPath) -> tuple[str, ...]:
         return ()
     routes = [line.route[int(table[1])]] if table else line.route
     return tuple(dict.fromkeys(name for route in routes for name in Pattern.parse(route.from_).wildcards))
-
-
-def has_sql(bridge: Bridge) -> bool:
-    """Return True if a line of the bridge has an SQL expression."""
-    return any(True for _ in _expressions(bridge))
 
 
 def _expressions(bridge: Bridge) -> Iterator[tuple[Uplink | Downlink, KeyPath, list[tuple[KeyPath, str]]]]:
