@@ -26,12 +26,9 @@ class SubscribedRoute(Route):
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
-    """Return whether every topic that ``narrow`` matches is also matched by ``wide``."""
-    levels, inner = wide.levels, narrow.levels
-    if len(inner) < len(levels) or (not wide.multi_level and (narrow.multi_level or len(inner) > len(levels))):
-        return False
-    is_dollar = bool(inner) and (inner[0] or "").startswith("$") and (not levels or levels[0] is None)  # [MQTT-4.7.2-1]
-    return not is_dollar and all(level is None or level == part for level, part in zip(levels, inner, strict=False))
+    """Return whether every topic that ``narrow`` matches is also matched by ``wide``, share groups aside."""
+    narrow_filter = without_share(narrow.filter)
+    return common_filter(without_share(wide.filter), narrow_filter) == narrow_filter
 
 
 def _covering_routes(routes: Sequence[SubscribedRoute]) -> list[list[int]]:
