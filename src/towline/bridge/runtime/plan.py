@@ -139,10 +139,6 @@ def _share_warnings(line: Uplink, document: Document) -> Iterator[str]:
             yield f'of "{pattern_text}" only what the members\' filters take is received; the rest comes to nobody.'
     if line.share_way is ShareMethod.SUBSCRIPTION:
         yield 'the order of a device\'s messages is not kept: any member gets them (share = "subscription").'
-        yield "messages queued for an unavailable member wait in its session; no other member gets them."
-        yield "a shared subscription brings no retained messages."
-        if line.dedupe_window:
-            yield "repeats may come to different members; one query that reads all of them drops them all the same."
     if line.share_way and line.gateway.receipts is not None:
         yield "receipts: a publisher whose messages come to several members never has all its receipts, and resends."
 
