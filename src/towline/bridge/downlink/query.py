@@ -179,8 +179,10 @@ def _ranges_text(name: str, ranges: list[tuple[str, int, int]]) -> str:
 
 
 _EARLIEST, _LATEST = -2, -1  #: Start and end of a partition, as Spark's Kafka source takes them.
+#: Keys of the table that are settings of the gateway.
+_GATEWAY_KEYS: Final = frozenset({"profile", "listen", "mqtt", "outbox"})
 #: Settings that do not change the rows of an unfinished batch: the current file applies.
-_NOT_IN_MAPPING: Final = ("name", "starting_offsets", "on_data_loss", "confirm", "trigger_interval_s")
+_NOT_IN_MAPPING: Final = _GATEWAY_KEYS | {"name", "starting_offsets", "on_data_loss", "confirm", "trigger_interval_s"}
 
 
 class DownlinkQuery(LineQuery[Downlink]):
@@ -333,7 +335,8 @@ class DownlinkQuery(LineQuery[Downlink]):
 
 def mapping_of(line: Downlink) -> str:
     """Return a line's settings as JSON."""
-    return line.model_dump_json(by_alias=True, exclude_defaults=True, include=set(DownlinkTable.model_fields))
+    fields = DownlinkTable.model_fields.keys() - _GATEWAY_KEYS
+    return line.model_dump_json(by_alias=True, exclude_defaults=True, include=fields)
 
 
 def line_of_last_batches(line: Downlink, mapping: str) -> Downlink:
