@@ -70,3 +70,20 @@ def test_the_settings_of_the_mapping(tmp_path: Path, setting: str, same: bool) -
     rest = head + "[[downlink]]" + "".join(f"{row}\n" for row in table.split("\n") if not row.startswith(f"{key} ="))
     now, before = the_line(rest + setting, tmp_path), the_line(GOOD, tmp_path)
     assert (line_of_last_batches(now, mapping_of(before)) == line_of_last_batches(now, "")) is same
+
+
+@pytest.mark.parametrize(
+    ("status", "limit"),
+    [
+        ({"state": "online", "broker_max_packet_bytes": 900}, 900),
+        ({"state": "online", "broker_max_packet_bytes": None}, 0),
+        ({"state": "offline", "broker_max_packet_bytes": None}, 500),
+    ],
+)
+def test_the_largest_packet_is_the_brokers_or_the_last_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], limit: int
+) -> None:
+    monkeypatch.setattr("towline.bridge.downlink.query.wait_for_answers", lambda *_, **__: [status])
+    bridge = read(GOOD, tmp_path)
+    query = DownlinkQuery(bridge, bridge.downlinks[0])
+    assert query._packet_limit(Identity("commands", "plant-7.commands", packet_limit=500)) == limit
