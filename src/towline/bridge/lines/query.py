@@ -31,18 +31,22 @@ LineT = TypeVar("LineT", bound=AnyLine)
 
 
 class LineQuery(ABC, Generic[LineT]):
-    """Query of a line: start, and counts of its batches."""
+    """Query of a line: start, and counts of its batches.
+
+    Args:
+        bridge: The bridge.
+        line: The line, with the settings of its next batch.
+        mapping: Mapping of its batches, to be saved in the identity before the first one; "" if it is saved already.
+        finish_only: Whether the query completes the unfinished batch, and ends.
+    """
 
     #: Notes on what weakened the guarantee, or was lost, since `start`.
     remarks: tuple[str, ...] = ()
-    #: The query completes the unfinished batch, and ends.
-    _finish_only = False
-    #: Mapping of its batches, to be saved in the identity before the first one; "" if it is saved already.
-    _mapping = ""
 
-    def __init__(self, bridge: Bridge, line: LineT) -> None:
+    def __init__(self, bridge: Bridge, line: LineT, mapping: str = "", *, finish_only: bool = False) -> None:
         self.bridge = bridge
         self.line = line
+        self._mapping, self._finish_only = mapping, finish_only
 
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Start the query, once checkpoint, journal and identity match.
@@ -84,17 +88,10 @@ class LineQuery(ABC, Generic[LineT]):
         last_line = last_line.model_copy(update={"parallelism": identity.parallelism or last_line.parallelism})
         # With a new checkpoint the batch is rewritten, or dropped.
         if summary.all_committed or resume_step(last_line, identity, summary) is ResumeStep.NEW_CHECKPOINT:
-            return self._with_mapping(line, mapping)
-        query = self._with_mapping(last_line, "" if identity.mapping else mapping)
-        if last_line != line:
-            query._finish_only = True  # noqa: SLF001 - of its class
+            return type(self)(self.bridge, line, mapping)
+        if finish_only := last_line != line:
             sys.stderr.write(f"--- line {line.name}\nthe unfinished batch is completed with the former settings\n")
-        return query
-
-    def _with_mapping(self, line: LineT, mapping: str) -> Self:
-        query = type(self)(self.bridge, line)
-        query._mapping = mapping  # noqa: SLF001 - of its class
-        return query
+        return type(self)(self.bridge, last_line, "" if identity.mapping else mapping, finish_only=finish_only)
 
     @abstractmethod
     def _line_of_last_batch(self, mapping: str) -> LineT | None:
