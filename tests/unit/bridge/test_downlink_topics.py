@@ -160,11 +160,11 @@ def test_a_reset_line_reads_every_partition_and_a_recreated_topic_from_starting_
     setting = f"starting_offsets = {start}\n" if start else ""
     bridge = read(GOOD.replace('from = "commands"', f"from = {source}") + setting, tmp_path)
     query = DownlinkQuery(bridge, bridge.downlinks[0])
-    query._topic_check = TopicCheck({"commands": "B", "more": "M"})
     topics = {"commands": 2, "more": 2, "new": 1, "__consumer_offsets": 50}
     monkeypatch.setattr(KafkaAdmin, "info", lambda _: SimpleNamespace(topics=topics))
     offsets, ids = ends({"commands": 12, "more": 3, "gone": 3}), {"commands": "A", "more": "M"}
-    assert json.loads(query._starting_offsets(Identity("commands", "s", offsets=offsets, topic_ids=ids))) == wanted
+    identity = Identity("commands", "s", offsets=offsets, topic_ids=ids)
+    assert json.loads(query._starting_offsets(identity, {"commands": "B", "more": "M"})) == wanted
 
 
 _IDS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "1", "2"]))

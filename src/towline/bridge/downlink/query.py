@@ -188,10 +188,6 @@ _NOT_IN_MAPPING: Final = _GATEWAY_KEYS | {"name", "starting_offsets", "on_data_l
 class DownlinkQuery(LineQuery[Downlink]):
     """Spark query of a downlink."""
 
-    _topic_check = TopicCheck()
-    #: Whether it finishes a batch without deleted topics.
-    _ignores_data_loss = False
-
     def _line_of_last_batch(self, mapping: str) -> Downlink | None:
         return line_of_last_batches(self.line, mapping) if _parse_mapping(mapping) else None
 
@@ -207,15 +203,17 @@ class DownlinkQuery(LineQuery[Downlink]):
         identity = check_resume(line, file, identity, summary)
         limit = line_of_last_batches(line, identity.mapping).max_messages_per_trigger
         summary = read_checkpoint(line.checkpoint)  # it may have been reset to the last finished batch
-        self._topic_check = check_topics(line, file, summary, self.bridge.kafka.client_settings(), limit)
-        self.remarks = self._topic_check.remarks
+        check = check_topics(line, file, summary, self.bridge.kafka.client_settings(), limit)
+        self.remarks = check.remarks
         # While a topic is missing Spark stops at a batch that was planned without it; all other losses were checked.
-        self._ignores_data_loss = self._topic_check.has_removed_topics and not summary.all_committed
-        self._finish_only = self._finish_only or self._ignores_data_loss
+        ignores_loss = check.has_removed_topics and not summary.all_committed
+        self._finish_only = self._finish_only or ignores_loss
         if self._mapping:
             limit = self._packet_limit(identity)
             identity = identity.update(line.gateway.state_dir, mapping=self._mapping, packet_limit=limit)
-        records, options = self._read_stream(spark, identity), self._message_options(identity)
+        fails_on_loss = line.on_data_loss == "stop" and not ignores_loss
+        records = self._read_stream(spark, self._starting_offsets(identity, check.topic_ids), fails_on_loss)
+        options = self._message_options(identity)
         rows = apply_downlink_sql(records, line, options, parallelism=line.parallelism)
         return rows.writeStream.format(FORMAT).options(**self._sink_options(identity)), identity
 
@@ -252,14 +250,14 @@ class DownlinkQuery(LineQuery[Downlink]):
         extra = {"line": line.name, "qos": line.qos, "limit": identity.packet_limit}
         return json.dumps({**line.message_table_config(), **extra, "send_controls": line.control_characters == "send"})
 
-    def _read_stream(self, spark: SparkSession, identity: Identity) -> DataFrame:
+    def _read_stream(self, spark: SparkSession, starting_offsets: str, fails_on_loss: bool) -> DataFrame:  # noqa: FBT001 - of one caller
         line = self.line
         pattern = line.from_.pattern if isinstance(line.from_, KafkaPattern) else None
         options = {
             **self._source_options(),
             "subscribe" if pattern is None else "subscribePattern": pattern or ",".join(line.topics),
-            "startingOffsets": self._starting_offsets(identity),
-            "failOnDataLoss": str(line.on_data_loss == "stop" and not self._ignores_data_loss).lower(),
+            "startingOffsets": starting_offsets,
+            "failOnDataLoss": str(fails_on_loss).lower(),
             "maxOffsetsPerTrigger": str(line.max_messages_per_trigger),
         }
         return spark.readStream.format("kafka").options(**options).load()
@@ -289,7 +287,7 @@ class DownlinkQuery(LineQuery[Downlink]):
             "groupIdPrefix": f"towline-{self.bridge.name}-{self.line.name}",
         }
 
-    def _starting_offsets(self, identity: Identity) -> str:
+    def _starting_offsets(self, identity: Identity, topic_ids: Mapping[str, str]) -> str:
         """Return startingOffsets for a query without a checkpoint; with one, Spark uses the checkpoint."""
         line = self.line
         if not identity.offsets:
@@ -299,7 +297,7 @@ class DownlinkQuery(LineQuery[Downlink]):
             return json.dumps(identity.offsets)
         topics = KafkaAdmin(self.bridge.kafka.client_settings()).info().topics  # Spark needs every partition
         start, positions = line.starting_offsets, dict(identity.offsets)
-        for name in recreated_topics(identity.topic_ids, self._topic_check.topic_ids):  # they start at starting_offsets
+        for name in recreated_topics(identity.topic_ids, topic_ids):  # they start at starting_offsets
             latest = dict.fromkeys(map(str, range(topics[name])), _LATEST) if start == "latest" else {}
             positions[name] = start.get(name, {}) if isinstance(start, dict) else latest
         partitions = {name: map(str, range(count)) for name, count in topics.items() if line.reads(name)}
