@@ -31,8 +31,7 @@ from mqtt5 import (
 from tests.fuzz.codec import check
 from tests.helpers import packets_in
 from towline.mqtt.checks import MalformedPacket
-from towline.mqtt.codec import Acknowledgement, AckRun, Decoder, Item, PublishRun, encode
-from towline.mqtt.codec3 import QOS_OF_HEADER
+from towline.mqtt.codec import Acknowledgement, AckRun, Decoder, Item, encode
 
 LEVELS = (3, 4, 5)
 versions = st.sampled_from(LEVELS)
@@ -109,20 +108,6 @@ def test_any_bytes_give_packets_or_malformed(data: bytes, version: int) -> None:
     check(data, version)
 
 
-def test_packets_come_in_order_and_publishes_as_runs() -> None:
-    publishes = [PublishPacket("a", b"x", qos=QoS(1), packet_id=1), PublishPacket("b", b"")]
-    stream: list[Packet] = [ConnAckPacket(), *publishes, PingRespPacket(), publishes[0], PubAckPacket(7)]
-    items = Decoder().feed(b"".join(packet.write() for packet in stream))
-    kinds = [type(item) for item in items]
-    assert kinds == [ConnAckPacket, PublishRun, PingRespPacket, PublishRun, PubAckPacket]
-    assert isinstance(items[1], PublishRun)
-    assert (items[1].topics, items[1].packet_ids, items[1].headers.translate(QOS_OF_HEADER)) == (
-        ["a", "b"],
-        [1, 0],
-        b"\1\0",
-    )
-
-
 @pytest.mark.parametrize("version", LEVELS)
 @pytest.mark.parametrize("kind", [PubAckPacket, PubRecPacket, PubRelPacket, PubCompPacket])
 def test_short_answers_that_follow_each_other_come_as_one_run(kind: type[Acknowledgement], version: int) -> None:
@@ -145,11 +130,19 @@ def test_a_reason_is_never_lost_in_a_run() -> None:
     assert flat(Decoder().feed(b"".join(answer.write() for answer in answers))) == answers
 
 
-def test_a_large_packet_is_collected_without_being_decoded_again_and_again() -> None:
-    whole = PublishPacket("a", bytes(5_000_000)).write()
+def test_a_large_packet_is_collected_without_being_decoded_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, tries = PublishPacket("a", bytes(5_000_000)).write(), list[int]()
+    decode = Decoder._decode_packets
+
+    def counted(decoder: Decoder, buffer: bytes, items: list[Item]) -> int:
+        tries.append(len(buffer))
+        return decode(decoder, buffer, items)
+
+    monkeypatch.setattr(Decoder, "_decode_packets", counted)
     decoder, pieces = Decoder(), [whole[i : i + 4096] for i in range(0, len(whole), 4096)]
     assert not any(decoder.feed(piece) for piece in pieces[:-1])
     assert [packet.write() for packet in flat(decoder.feed(pieces[-1]))] == [whole]
+    assert tries == [4096, len(whole)]
 
 
 @pytest.mark.parametrize("version", [5, 4])

@@ -132,15 +132,6 @@ def test_what_the_server_can_not_take_is_not_sent(connack: ConnAckPacket, qos: i
     assert len(outbound) == 0
 
 
-def test_a_topic_that_can_not_be_said_is_told_and_stops_nothing() -> None:
-    outbound = connected()
-    outbound.publish(1, OutboundMessage("a\0b", qos=1))
-    outbound.publish(2, OutboundMessage("fine", qos=1))
-    actions = list(outbound.actions())
-    assert done(actions) == [(1, 0x90, False)]
-    assert len(sent(actions)) == 1
-
-
 def test_packet_ids_go_round_and_skip_those_in_use() -> None:
     """[MQTT-2.2.1-3], [MQTT-2.2.1-4]."""
     outbound = connected(window=MAX_PACKET_ID)

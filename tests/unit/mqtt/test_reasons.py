@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mqtt5 import ConnAckPacket, ConnAckReasonCode, DisconnectPacket, DisconnectReasonCode, PubAckReasonCode
+from mqtt5 import ConnAckPacket, ConnAckReasonCode, DisconnectPacket, DisconnectReasonCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
@@ -19,14 +19,6 @@ from towline.mqtt.handshake import connection_ended, connection_refused
 def codes(kind: Any) -> dict[str, int]:
     """The codec's name of each code of a packet."""
     return {name: int(code) for name, code in vars(kind).items() if name.isupper()}
-
-
-def test_named_codes_are_those_of_the_standard() -> None:
-    assert int(PubAckReasonCode.PACKET_ID_IN_USE) == reasons.PACKET_ID_IN_USE
-    assert int(PubAckReasonCode.QUOTA_EXCEEDED) == reasons.QUOTA_EXCEEDED
-    assert int(ConnAckReasonCode.QUALITY_NOT_SUPPORTED) == reasons.QOS_NOT_SUPPORTED
-    assert int(ConnAckReasonCode.USE_ANOTHER_SERVER) == reasons.USE_ANOTHER
-    assert int(ConnAckReasonCode.SERVER_MOVED) == reasons.SERVER_MOVED
 
 
 #: Where paho's words are not those of MQTT 5 section 2.4.

@@ -53,7 +53,6 @@ from towline.mqtt.events import (
     ConnectionOpened,
     Deliver,
     DeliveryStored,
-    Filter,
     Online,
     PacketsReceived,
     Publish,
@@ -129,12 +128,6 @@ def test_ids_and_subscriptions_of_another_server_are_not_this_ones(present: bool
     assert not session.session_resumed
 
 
-def test_a_server_that_keeps_what_it_has_gives_it_back() -> None:
-    session = Session(CONFIG, known_at("b", "a"), 5, {7: UnreleasedMessage(3, 1)})
-    assert [type(action) for action in at(session, "a", present=True)] == [SaveSessionRecord, Online]
-    assert session.inbound.unreleased_messages
-
-
 @pytest.mark.parametrize(
     ("servers", "server", "lost"), [(("a",), "b", 0), (("b", "a"), "b", 1), (("a",), "a", 1), ((), "a", 1), ((), "", 1)]
 )
@@ -162,16 +155,6 @@ def test_the_servers_of_a_record_do_not_grow_for_ever() -> None:
     assert session.record
     assert len(session.record.servers) <= 100
     assert session.record.servers[-1] == "pod-299"
-
-
-def test_a_subscribe_has_one_identifier() -> None:
-    filters = (Filter("a", identifier=1), Filter("b"), Filter("c", identifier=1))
-    session = Session(replace(CONFIG, filters=filters))
-    asked = sent(connect(session, ConnAckPacket()))
-    subscribes = [packet for packet in asked if isinstance(packet, SubscribePacket)]
-    patterns = [[f.pattern for f in packet.topic_filters] for packet in subscribes]
-    assert (patterns, [packet.subscription_id for packet in subscribes]) == ([["a", "c"], ["b"]], [1, None])
-    assert {packet.packet_id for packet in subscribes} == session.outbound.reserved_ids
 
 
 def test_a_broker_that_calls_every_packet_id_in_use_is_told() -> None:
@@ -342,12 +325,6 @@ def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
     assert isinstance(only(actions, Close).error, ProtocolViolation)
 
 
-def test_a_suback_that_answers_an_unsubscribe_is_a_violation() -> None:
-    session = Session(replace(CONFIG, filters=(A,)), KNOWN)
-    asked = only_sent(connect(session, ConnAckPacket(session_present=True)), UnsubscribePacket)
-    assert isinstance(only(receive(session, granted(asked.packet_id, 1)), Close).error, ProtocolViolation)
-
-
 def authenticating(method: Method | None) -> Session:
     session = Session(replace(CONFIG, authenticator=method), KNOWN)
     session.handle(ConnectionOpened(), 0.0)
@@ -424,12 +401,6 @@ def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
                 p.packet_id for p in sent(session.handle(AckWatermark(settled), 1.0)) if isinstance(p, PubAckPacket)
             ]
             assert acks == [packet_id for packet_id, _ in wanted[:settled]]
-
-
-def test_acks_take_the_short_form() -> None:
-    session = online()
-    receive(session, message(0x1234))
-    assert session.handle(AckWatermark(1), 2.0) == [Send(b"\x40\x02\x12\x34")]
 
 
 def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
