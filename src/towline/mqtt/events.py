@@ -188,8 +188,6 @@ class SessionConfig:
         clean_start: Start without a session at each connection; never for a durable line.
         protocol: 5, 4 (MQTT 3.1.1) or 3 (MQTT 3.1).
         topic_alias_maximum: Topic aliases that the broker may use.
-        window_3: Messages in flight towards a 3.x broker, which announces no Receive Maximum; Mosquitto acknowledges
-            and drops messages beyond its own 20.
         durable_ids: Emit `SaveInFlight` before each PUBLISH of QoS > 0 and each PUBREL, for an owner that survives a
             crash.
         exactly_once: Send one QoS 2 message at a time until the broker has answered one with PUBREC, so that none is
@@ -213,7 +211,6 @@ class SessionConfig:
     clean_start: bool = False
     protocol: int = 5
     topic_alias_maximum: int = 0
-    window_3: int = 20
     durable_ids: bool = False
     exactly_once: bool = False
 

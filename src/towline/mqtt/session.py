@@ -51,6 +51,8 @@ from towline.mqtt.rules import check_config
 #: Most servers in a record: redirects may name new ones for ever.
 _MAX_SERVERS: Final = 100
 _PINGREQ: Final = mqtt5.PingReqPacket().write()
+#: Messages in flight towards a 3.x broker, which announces no Receive Maximum: Mosquitto drops those beyond its 20.
+_WINDOW_3: Final = 20
 #: Packet ids tried for a SUBSCRIBE: a broker that refuses more as in use refuses any.
 _MAX_ID_RETRIES: Final = 16
 #: Share of the keep alive after which PINGREQ is sent if nothing else was: early enough for a slow link.
@@ -493,7 +495,7 @@ class Session:
         servers = (*servers[1 - _MAX_SERVERS :], self._server) if self._server else ()
         record = SessionRecord(self.config.client_id, True, self.subscriptions.known_options, servers)
         self._save_record(record, actions)
-        window = self.server_limits.receive_max if self.config.protocol == 5 else self.config.window_3
+        window = self.server_limits.receive_max if self.config.protocol == 5 else _WINDOW_3
         self.outbound.start_connection(self.server_limits, window, resumed=session_resumed, now=now)
         actions += self.outbound.actions(now)
         self._request_subscriptions(*subscription_changes, actions)
