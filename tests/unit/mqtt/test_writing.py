@@ -144,6 +144,8 @@ def test_the_largest_packet_with_every_property_is_known_to_the_byte() -> None:
     assert len(encode(packet(payload[:-1]))) == FITS + 5
     with pytest.raises(ValueError, match="MQTT ends at"):
         encode(packet(payload))
+    with pytest.raises(ValueError, match="MQTT ends at"):
+        encode(PublishPacket("topic", bytes(FITS + 1 - 8)))
 
 
 def test_a_panic_of_the_codec_is_an_error_of_the_packet(capfd: pytest.CaptureFixture[str]) -> None:
