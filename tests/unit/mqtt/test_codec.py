@@ -146,9 +146,10 @@ def test_a_large_packet_is_collected_without_being_decoded_again_and_again(monke
 
 
 @pytest.mark.parametrize("version", [5, 4])
+@pytest.mark.parametrize("header", [0x20, 0x90])
 @pytest.mark.parametrize("arrived", [5, 2000])
-def test_a_packet_too_large_is_refused_before_it_is_collected(arrived: int, version: int) -> None:
-    suback = b"\x90\xdc\x0b\x00\x01" + bytes(1500)
+def test_a_packet_too_large_is_refused_before_it_is_collected(arrived: int, header: int, version: int) -> None:
+    packet = bytes((header, 0xDC, 0x0B, 0, 1)) + bytes(1500)
     with pytest.raises(MalformedPacket, match="1,000") as caught:
-        Decoder(1000, version).feed(PubAckPacket(7).write() + suback[:arrived])
+        Decoder(1000, version).feed(PubAckPacket(7).write() + packet[:arrived])
     assert caught.value.reason == 0x95

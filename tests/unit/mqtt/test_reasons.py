@@ -70,6 +70,8 @@ def test_a_refused_connect_is_tried_again_unless_it_is_for_good(name: str, code:
     assert (close.fatal, close.reconnect_at_once) == (name in FOR_GOOD, False)
     assert close.version_refused is (name == "UNSUPPORTED_PROTOCOL_VERSION")
     assert isinstance(close.error, Unreachable) is not close.fatal
+    assert close.error is not None
+    assert close.error.code == ("TL-M26" if code in {0x9C, 0x9D} else "TL-M08" if close.fatal else "TL-M06")
     assert ADVICE.get(name, "") in str(close.error)
     assert f"(0x{code:02X})" in str(close.error)
     assert "\n" not in str(close.error)

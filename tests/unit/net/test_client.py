@@ -96,6 +96,10 @@ def test_qos_2_to_several_brokers_needs_a_word(given: dict[str, Any], refused: b
 def test_a_closed_client_says_so() -> None:
     client = Away(f"mqtt://127.0.0.1:{free_port()}", client_id="x")
     waiting = client.publish("t", b"never sent")
+    client._pid += 1  # as after a fork
+    with pytest.raises(Unreachable, match=r"belongs to the process that created it.*TL-M34"):
+        client.receive()
+    client._pid -= 1
     client.close(0)
     client.close(0)
     assert client.receive() is None

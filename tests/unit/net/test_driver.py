@@ -70,12 +70,13 @@ class Line:
 class World:
     """A driver with all that it asks its owner for, on one line or on none."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, line: Any = None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, line: Any = None, **settings: Any) -> None:
         self.performed: list[Action] = []
         self.failures: list[str] = []
+        self.notices: list[str] = []
         self.ends = 0
         connection = BrokerConnection(
-            settings=ClientSettings(),
+            settings=ClientSettings(**settings),
             brokers=(Endpoint("mqtt", "broker", 1883),),
             session=SessionConfig("c", "test", (Filter("t", 1),)),
         )
@@ -85,6 +86,7 @@ class World:
             perform=self.performed.append,
             connection_ended=self.ended,
             attempt_failed=lambda error: self.failures.append(error.code),
+            log_notice=lambda _what, code, **_facts: self.notices.append(code),
         )
         self.driver = SessionDriver(connection, hooks)
 
@@ -137,6 +139,19 @@ def test_what_a_session_decided_is_void_once_it_is_renewed(
     assert world.driver.session is not before
     assert line.sent == b""
     assert world.failures == (["TL-M13"] if error else [])
+
+
+def test_an_end_in_place_of_connack_is_a_guess_at_the_version_and_told(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session renewed then only looks for an answer: else the newest version would not be tried once more."""
+    world = World(monkeypatch, line, protocol="auto")
+    world.driver.run_once(0)
+    line.broken = True
+    world.driver.run_once(0)
+    assert world.notices == ["TL-M25"]
+    world.driver.restart_session()
+    assert (world.driver.session.config.protocol, world.driver.session.probing_version) == (4, True)
 
 
 def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
