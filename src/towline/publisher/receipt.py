@@ -16,8 +16,11 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+import structlog
 
 from towline.delivery.outbound import Outcome
 from towline.delivery.outrows import add_arrival, rows_from_messages
@@ -43,23 +46,13 @@ _ROW_BYTES, _PAIR_BYTES = 64, 16
 LOGGER_NAME: Final = "towline.publisher"
 
 
-class PublisherLog:
-    """Logger of the publisher, with facts appended to the text."""
-
-    def info(self, event: str, **facts: object) -> None:
-        """Log at level INFO."""
-        logging.getLogger(LOGGER_NAME).info("%s%s", event, _facts_text(facts))
-
-    def warning(self, event: str, **facts: object) -> None:
-        """Log at level WARNING."""
-        logging.getLogger(LOGGER_NAME).warning("%s%s", event, _facts_text(facts))
+def _event_text(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
+    """Append the facts of an event to its text."""
+    return event.pop("event") + "".join(f" {name}={printable(str(value))}" for name, value in event.items())
 
 
-log: Final = PublisherLog()
-
-
-def _facts_text(facts: Mapping[str, object]) -> str:
-    return "".join(f" {name}={printable(str(value))}" for name, value in facts.items())
+#: Logger of the publisher; takes facts, as `OutboxSender` gives them.
+log: Final = structlog.wrap_logger(logging.getLogger(LOGGER_NAME), [_event_text], structlog.BoundLogger)
 
 
 class Lifecycle:
@@ -115,17 +108,15 @@ class Lifecycle:
         self._refuse_when_full = refuse_when_full
         #: most bytes of one frame with several messages
         self._group_bytes = max_frame_bytes(max_bytes)
+        #: messages that are not durable yet; the disk thread is writing the first `_writing_count` of them
         self._queue: deque[PendingMessage] = deque()
         self._queued_bytes = 0
-        #: messages that the disk thread is writing
-        self._group: list[PendingMessage] = []
-        #: the group waits for room; a message may be withdrawn from it
-        self._group_waits_for_room = False
+        self._writing_count = 0
         #: message number → stage at the broker, while referenced or with a callback
         self._broker_stages: _StagesByNumber[int] = weakref.WeakValueDictionary()
         #: message number → receipt stage
         self._receipt_stages: _StagesByNumber[None] = weakref.WeakValueDictionary()
-        #: next message number to assign; the group gets the numbers from here on
+        #: number of the first queued message
         self._next_number = outbox.end
         self.no_receipt_stage: Completion[None] | None = None
         if pending is None:
@@ -162,7 +153,7 @@ class Lifecycle:
             raise PublisherError("TL-O10", str(self.directory), problem, remedy)
 
     def fail_pending(self, error: BaseException, *, disk: bool) -> None:
-        """Record a fatal error; fail queued messages, and the current group if the disk thread ended."""
+        """Record a fatal error; fail queued messages, also those that the disk thread was writing if that one ended."""
         with self.completing_stages():
             if self.fatal_error is None and isinstance(error, TowlineError):
                 self.fatal_error = error
@@ -171,12 +162,9 @@ class Lifecycle:
                 remedy = "Messages on disk are safe; create a new publisher, and report this bug."
                 self.fatal_error = PublisherError("TL-O09", str(self.directory), problem, remedy)
                 self.fatal_error.__cause__ = error
-            for message in (*(self._group if disk else ()), *self._queue):
-                message.fail(self.fatal_error)
-            self._queue.clear()
-            self._queued_bytes = 0
-            if disk:
-                self._group = []
+            kept_count = 0 if disk else self._writing_count
+            while len(self._queue) > kept_count:
+                self._queue.pop().fail(self.fatal_error)
             self.fail_stages(self.fatal_error)
             self.wake()
 
@@ -203,8 +191,8 @@ class Lifecycle:
 
     @property
     def unstored_count(self) -> int:
-        """Number of messages before the disk; the group being written counts as one."""
-        return len(self._queue) + bool(self._group)
+        """Number of messages before the disk."""
+        return len(self._queue)
 
     @property
     def would_block(self) -> bool:
@@ -243,7 +231,7 @@ class Lifecycle:
                 raise self._timeout_error()
             self._queue.append(message)
             self._queued_bytes += message.size
-            if not self._group:
+            if len(self._queue) == 1:  # the disk thread waits for it
                 self.condition.notify_all()
 
     def wait_until_stored(self, message: PendingMessage, deadline: float | None) -> None:
@@ -257,23 +245,16 @@ class Lifecycle:
         if deadline is not None:
             with self.condition:
                 self.condition.wait_for(stage.done, deadline - time.monotonic())
-                while not stage.done():
-                    if self._withdraw(message):
-                        message.fail(self._timeout_error())  # no callback can be registered yet
-                        self.condition.notify_all()
-                    else:
-                        self.condition.wait()
+                self.condition.wait_for(lambda: stage.done() or message in [*self._queue][self._writing_count :])
+                if not stage.done():
+                    self._remove(message)
+                    message.fail(self._timeout_error())  # no callback can be registered yet
+                    self.condition.notify_all()
         stage.result()
 
-    def _withdraw(self, message: PendingMessage) -> bool:
-        if message in self._queue:
-            self._queue.remove(message)
-            self._queued_bytes -= message.size
-        elif self._group_waits_for_room and message in self._group:
-            self._group.remove(message)
-        else:
-            return False
-        return True
+    def _remove(self, message: PendingMessage) -> None:
+        self._queue.remove(message)
+        self._queued_bytes -= message.size
 
     def _timeout_error(self) -> PublisherError:
         reason, remedy = "the disk can't keep up", "Publish it again later."
@@ -287,69 +268,64 @@ class Lifecycle:
     def run_disk_thread(self) -> None:
         """Store queued messages until the publisher is closed and the queue is empty."""
         while group := self._next_group():
-            self._store_group(group)
-
-    def _next_group(self) -> list[PendingMessage]:
-        with self.condition:
-            self._group = []
-            self.condition.notify_all()
-            self.condition.wait_for(lambda: self._queue or self.closing)
-            group, size, queue = self._group, 0, self._queue
-            while queue and len(group) < _MAX_GROUP and (not group or size + queue[0].size <= self._group_bytes):
-                group.append(queue.popleft())
-                size += group[-1].size
-            self._queued_bytes -= size
-            return group
-
-    def _store_group(self, group: list[PendingMessage]) -> None:
-        while group:  # it may shrink during a wait for room
             rows = add_arrival(rows_from_messages([message.fields for message in group]), Timestamp.now())
             try:
                 end = self._outbox.append_batch(rows).end
             except JournalFull as error:
-                if not self._wait_for_room(group, error):
-                    return
-            else:
-                if self.full_error is not None:
-                    self.full_error = None
-                    log.info("room again; messages are accepted")
-                with self.completing_stages():
-                    self._assign_numbers(end)
-                    self.wake()
-                return
+                self._wait_for_room(group, error)
+                continue
+            if self.full_error is not None:
+                self.full_error = None
+                log.info("room again; messages are accepted")
+            with self.completing_stages():
+                self._assign_numbers(end)
+                self.wake()
 
-    def _wait_for_room(self, group: list[PendingMessage], error: JournalFull) -> bool:
-        """Wait for room, or refuse the group; return whether to retry."""
+    def _next_group(self) -> list[PendingMessage]:
+        with self.condition:
+            self.condition.wait_for(lambda: self._queue or self.closing)
+            group, size = list[PendingMessage](), 0
+            for message in islice(self._queue, _MAX_GROUP):
+                size += message.size
+                if group and size > self._group_bytes:
+                    break
+                group.append(message)
+            self._writing_count = len(group)
+            return group
+
+    def _wait_for_room(self, group: list[PendingMessage], error: JournalFull) -> None:
+        """Wait for room, or refuse the group."""
         if self.full_error is None and not self._refuse_when_full:
             log.warning("no room; publish waits", directory=self.directory, reason=error.problem, code="TL-O01")
         with self.completing_stages():
-            retry = not (self._refuse_when_full or self.closing)
-            self.full_error = error if retry else None
-            if retry:
-                self._group_waits_for_room = True
-                self.condition.notify_all()
-                self.condition.wait(_ROOM_RETRY_S)
-                self._group_waits_for_room = False
-            else:
+            self._writing_count = 0
+            if self._refuse_when_full or self.closing:
+                self.full_error = None
                 problem = f"the outbox is full: {error.problem}"
                 failure = PublisherError("TL-O01", str(self.directory), problem, error.remedy)
                 for message in group:
+                    self._remove(message)
                     message.fail(failure)
-        return retry
+            else:
+                self.full_error = error
+                self.condition.notify_all()
+                self.condition.wait(_ROOM_RETRY_S)
 
     # -- outcomes; the condition is held (`completing_stages`) --
 
     def _assign_numbers(self, end: int) -> None:
-        """Assign numbers to the durable messages of the group, unless the other thread did it first."""
+        """Assign numbers to the messages that are durable now, unless the other thread did it first."""
         if end <= self._next_number:
             return
-        for number, message in enumerate(self._group, self._next_number):
-            receipt = message.receipt
+        for _ in range(self._writing_count):
+            receipt, number = self._queue[0].receipt, self._next_number
+            self._remove(self._queue[0])
             receipt.on_disk.set_outcome(number)
             self._broker_stages[number] = receipt.at_broker
             if self._receipts is not None:
                 self._receipt_stages[number] = receipt.end_to_end
-        self._next_number += len(self._group)
+            self._next_number += 1
+        self._writing_count = 0
         if self.fatal_error is not None:  # the mqtt thread has ended meanwhile
             self.fail_stages(self.fatal_error)
 
