@@ -322,23 +322,19 @@ class NetworkFront:
             "most_bytes": max_bytes,
             "listen": settings.listen.model_dump(mode="json"),
         }
-        self._status: dict[str, Any] = {}
         self._location = settings.listen.location
-        #: Error to raise or log if the process ends or does not report.
-        self._failure: TowlineError = self._silent_error("nothing listens yet")
-        self._report_received = threading.Event()
+        #: Refused calls of earlier processes.
+        self._previous_refused = 0
+        self._status: dict[str, Any] = {}
         self._closing = threading.Event()
         self._backoff = Backoff(first_s=0.1, max_s=10.0)
-        self._process = self._start()
         self._thread = guarded_thread(self._supervise, "network", retry_s=1.0)
-        self._thread.start()
-        self._report_received.wait(_FRONT_START_TIMEOUT_S)
-        if not self._status:
-            self.close()
+        self._start()
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], _FRONT_START_TIMEOUT_S)[0] or not self._read_report():
+            _stop_process(self._process).close()
             raise self._failure
-
-    def _silent_error(self, problem: str) -> GatewayError:
-        return GatewayError("TL-G45", self._location, problem, "See the gateway's log.")
+        self._thread.start()
 
     def status(self) -> dict[str, Any]:
         """Return the process's last status report; ``running`` says whether it is alive."""
@@ -351,8 +347,13 @@ class NetworkFront:
         self._thread.join(FRONT_STOP_TIMEOUT_S)
         _stop_process(self._process).close()  # it may be a process that was started meanwhile
 
-    def _start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+    def _silent_error(self, problem: str) -> GatewayError:
+        return GatewayError("TL-G45", self._location, problem, "See the gateway's log.")
+
+    def _start(self) -> None:
+        #: Error to raise or log if the process ends or does not report.
+        self._failure: TowlineError = self._silent_error("nothing listens yet")
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "towline.gateway.front"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -360,42 +361,39 @@ class NetworkFront:
             # gRPC logs each failed handshake to standard error: strangers would fill the disk.
             env={**os.environ, "GRPC_VERBOSITY": "NONE"},
         )
-        assert process.stdin is not None
+        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(self._front_settings) + "\n")
-            process.stdin.flush()
-        return process
+            self._process.stdin.write(json.dumps(self._front_settings) + "\n")
+            self._process.stdin.flush()
 
     def _supervise(self) -> None:
         """Read reports until the process ends, then restart it; only the first one has to start successfully."""
         while True:
-            self._read_reports(self._process, int(self._status.get("refused", 0)))
-            output = _stop_process(self._process)
-            self._report_received.set()
-            if self._closing.is_set() or not self._status:
+            while self._read_report():
+                self._backoff.reset()
+            _stop_process(self._process).close()
+            if self._closing.is_set():
                 return
             code, reason = self._process.returncode, self._failure.problem
             self._log.warning("the network's process ended", code="TL-G49", exit=code, reason=reason)
+            self._previous_refused = int(self._status["refused"])
             if self._closing.wait(self._backoff.next_pause()):
                 return
-            self._failure = self._silent_error("it was killed")
-            self._process = self._start()
-            output.close()
+            self._start()
 
-    def _read_reports(self, process: subprocess.Popen[str], previous_refused: int) -> None:
-        """Read the process's JSON reports until it ends."""
-        assert process.stdout is not None
-        for line in iter(process.stdout.readline, ""):
-            report = json.loads(line)
-            if "error" in report:
-                self._failure = error_from(report["error"])
-                return
-            report["refused"] += previous_refused
-            self._status, self._failure = report, self._silent_error("it was killed")
-            self._backoff.reset()
-            # The next process listens on the same port, also if it was chosen by the system.
-            self._front_settings["listen"]["address"] = report["location"].partition("://")[2]
-            self._report_received.set()
+    def _read_report(self) -> bool:
+        """Read the next JSON report of the process; return False when it ends or fails."""
+        assert self._process.stdout is not None
+        report = json.loads(self._process.stdout.readline() or "{}")
+        if "error" in report:
+            self._failure = error_from(report["error"])
+        if "location" not in report:
+            return False
+        self._failure = self._silent_error("it was killed")
+        self._status = report | {"refused": report["refused"] + self._previous_refused}
+        # The next process listens on the same port, also if it was chosen by the system.
+        self._front_settings["listen"]["address"] = report["location"].partition("://")[2]
+        return True
 
 
 def _stop_process(process: subprocess.Popen[str]) -> IO[str]:

@@ -265,9 +265,9 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         shutdown_thread.join(timeout_s)
         if is_own_endpoint:
             self._socket.unlink(missing_ok=True)
-        if is_own_endpoint and self._socket.parent != self._state_dir.absolute():
-            with contextlib.suppress(OSError):
-                self._socket.parent.rmdir()
+            if self._socket.parent != self._state_dir.absolute():
+                with contextlib.suppress(OSError):
+                    self._socket.parent.rmdir()
 
     # -- Flight ------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from towline.errors import ConfigError, Unreachable
 from towline.mqtt.session import Session
@@ -50,10 +50,6 @@ class DrainStep(StrEnum):
     DRAINED = "drained"
 
 
-_Probe: TypeAlias = Callable[[], None]
-_Activity: TypeAlias = tuple[int, ...] | None
-
-
 class Drain:
     """State machine of one gateway's drain, without a clock.
 
@@ -74,8 +70,8 @@ class Drain:
     def advance(
         self,
         now: float,
-        send_probe: _Probe,
-        activity: _Activity,
+        send_probe: Callable[[], None],
+        activity: tuple[int, ...] | None,
         *,
         subscribed: bool,
         probes_answered: bool,
@@ -103,7 +99,9 @@ class Drain:
             self.step, self.next_check_at = DrainStep.ENDING_SESSION, self._retry_at
         return self.step is DrainStep.ENDING_SESSION and now >= self._retry_at
 
-    def _is_session_empty(self, now: float, send_probe: _Probe, activity: _Activity, *, probes_answered: bool) -> bool:
+    def _is_session_empty(
+        self, now: float, send_probe: Callable[[], None], activity: tuple[int, ...] | None, *, probes_answered: bool
+    ) -> bool:
         """Return True if the session was idle for `idle_s` seconds and every PINGREQ of that time is answered."""
         if activity is None or activity != self._last_activity:
             self._last_activity, self._idle_since, self._probes_sent = activity, now, 0

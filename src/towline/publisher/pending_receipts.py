@@ -53,6 +53,7 @@ class PendingReceipts:
         completed_ranges: Numbers with a receipt, and dropped ones; only this object adds to it.
         resent_count: Messages resent because an answer did not name them.
         unverified_count: Receipts without a valid signature.
+        due_at: Time of the next request on `time.monotonic`; None if nothing is pending.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class PendingReceipts:
         self._patience_s = max(patience_s, _MIN_PAUSE_S)
         self._new_nonce = new_nonce
         self._keys = keys
-        #: time of the next request, None while nothing is pending; and the pause after it
-        self._due_at: float | None = None
+        #: pause after the next request
+        self.due_at: float | None = None
         self._pause_s = self._patience_s
         self._last_request_at = float("-inf")
         #: shortest pause before a request to a new gateway: a third party may replay its receipt
@@ -120,7 +121,7 @@ class PendingReceipts:
     def connection_opened(self, now: float) -> None:
         """Schedule a request at once: the broker may have lost messages."""
         self._keys.refresh()
-        self._due_at = now
+        self.due_at = now
         self._request_nonce = ""
 
     def drop(self, number: int) -> None:
@@ -153,14 +154,14 @@ class PendingReceipts:
         if receipt.watermark > end + MAX_NUMBER_GAP:
             return []
         if receipt.epoch > self.epoch or not self._matches_outbox(receipt, end):
-            self.epoch, self._request_nonce, self._due_at = receipt.epoch + 1, "", float("-inf")
+            self.epoch, self._request_nonce, self.due_at = receipt.epoch + 1, "", float("-inf")
             raise OutboxRestored
         if receipt.watermark > self.completed_ranges.watermark:
             self.completed_ranges.add(0, receipt.watermark)
             self._pause_s, self._fresh_pause_s = self._patience_s, _MIN_PAUSE_S
-            self._due_at = now + self._pause_s
+            self.due_at = now + self._pause_s
         if receipt.restarted and now - self._last_request_at >= self._fresh_pause_s:
-            self._due_at = now
+            self.due_at = now
             self._fresh_pause_s = min(2 * self._fresh_pause_s, _MAX_PAUSE_S)
         if not self._request_nonce or self._request_nonce not in receipt.nonces.split():
             return []
@@ -180,7 +181,7 @@ class PendingReceipts:
         lost = [gap for start, end in self.pending_ranges(self._request_end) for gap in journaled.missing(start, end)]
         if lost:
             self._pause_s = self._patience_s
-            self._due_at = now + self._pause_s
+            self.due_at = now + self._pause_s
             self.resent_count += sum(end - start for start, end in lost)
         return lost
 
@@ -202,21 +203,16 @@ class PendingReceipts:
 
     # -- schedule, while online --
 
-    @property
-    def due_at(self) -> float | None:
-        """Time of the next request on `time.monotonic`; None if nothing is pending."""
-        return self._due_at
-
     def due_request(self, now: float) -> list[tuple[int, int]]:
         """Return the message to resend with a status request, if one is due."""
         pending = self.pending_ranges(self._sent_ranges.end)
         if not pending:
-            self._due_at = None
+            self.due_at = None
             self._pause_s = self._patience_s
             return []
-        if self._due_at is None:
-            self._due_at = now + self._pause_s
-        if now < self._due_at:
+        if self.due_at is None:
+            self.due_at = now + self._pause_s
+        if now < self.due_at:
             return []
         return [self._request_status(pending[0][0], now)]
 
@@ -225,7 +221,7 @@ class PendingReceipts:
         self._request_nonce, self._request_number = self._new_nonce(), oldest_pending
         self._request_end = self._sent_ranges.end
         self._last_request_at = now
-        self._due_at = now + self._pause_s
+        self.due_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         return oldest_pending, oldest_pending + 1
 

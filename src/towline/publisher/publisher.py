@@ -136,14 +136,9 @@ class Publisher:
             )
             self._connection = replace(connection, session=session_config)
             #: its condition guards the state shared by the threads
-            location, refuse_when_full = str(connection.brokers[0]), overflow == "refuse"
+            location, refuse = str(connection.brokers[0]), overflow == "refuse"
             self._lifecycle = Lifecycle(
-                self._directory,
-                location,
-                self._receipts,
-                self._outbox,
-                refuse_when_full=refuse_when_full,
-                max_bytes=max_bytes,
+                self._directory, location, self._receipts, self._outbox, refuse_when_full=refuse
             )
             self._condition = self._lifecycle.condition
             #: of several threads in `close` one shuts down, the others wait
@@ -568,17 +563,12 @@ def _remaining_text(remaining: int, directory: Path, receipts: Mapping[str, int 
     """Return the text about messages that stay on disk; `receipts` has the counters if only receipts are missing."""
     if receipts is None:
         return f"{count_text(remaining)} not at the broker: kept in {directory}, and the next start sends what is there"
-    text = f"{count_text(remaining)} without a receipt: kept in {directory}, and the next start asks again"
-    return text + _missing_receipt_hint(receipts)
-
-
-def _missing_receipt_hint(receipts: Mapping[str, int | bool]) -> str:
-    """Return a hint why no receipt has ever come."""
-    if receipts["watermark"]:
-        return ""
-    if receipts["not_believed"]:
-        return ". Receipts came with another key's signature: was this key derived from the line's key (towline key)?"
-    return (
-        ". No receipt has ever arrived: the line that receives these messages needs `receipts`, with the same prefix "
-        "and the key from which this publisher's key is derived, and it must reach Kafka"
-    )
+    hint = ""
+    if receipts["not_believed"] and not receipts["watermark"]:
+        hint = ". Receipts came with another key's signature: was this key derived from the line's key (towline key)?"
+    elif not receipts["watermark"]:
+        hint = (
+            ". No receipt has ever arrived: the line that receives these messages needs `receipts`, with the same "
+            "prefix and the key from which this publisher's key is derived, and it must reach Kafka"
+        )
+    return f"{count_text(remaining)} without a receipt: kept in {directory}, and the next start asks again{hint}"

@@ -48,7 +48,8 @@ LOGGER_NAME: Final = "towline.publisher"
 
 def _event_text(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
     """Append the facts of an event to its text."""
-    return event.pop("event") + "".join(f" {name}={printable(str(value))}" for name, value in event.items())
+    text: str = event.pop("event")
+    return text + "".join(f" {name}={printable(str(value))}" for name, value in event.items())
 
 
 #: Logger of the publisher; takes facts, as `OutboxSender` gives them.
@@ -66,7 +67,6 @@ class Lifecycle:
         pending: Messages without a receipt; None if receipts are not used.
         outbox: Outbox that stores the messages; its current rows belong to earlier processes.
         refuse_when_full: Refuse messages while the outbox is full, instead of waiting.
-        max_bytes: Limit of the outbox; None for no limit but the disk.
 
     Attributes:
         condition: Guards all state shared by the publisher's threads; notified at every change.
@@ -89,7 +89,6 @@ class Lifecycle:
         outbox: Outbox,
         *,
         refuse_when_full: bool,
-        max_bytes: int | None,
     ) -> None:
         self.directory = directory
         self.condition = Condition()
@@ -107,7 +106,7 @@ class Lifecycle:
         self._outbox = outbox
         self._refuse_when_full = refuse_when_full
         #: most bytes of one frame with several messages
-        self._group_bytes = max_frame_bytes(max_bytes)
+        self._group_bytes = max_frame_bytes(outbox.limits.max_bytes)
         #: messages that are not durable yet; the disk thread is writing the first `_writing_count` of them
         self._queue: deque[PendingMessage] = deque()
         self._queued_bytes = 0

@@ -201,6 +201,7 @@ def test_a_machine_that_says_nothing_is_given_up(fronted: Fronted, monkeypatch: 
         driver.status()
         os.kill(fronted.pid, signal.SIGSTOP)
         try:
+            wait_until(lambda: psutil.Process(fronted.pid).status() == psutil.STATUS_STOPPED)
             with pytest.raises(GatewayUnreachable, match="TL-G01"):
                 list(driver.read(fronted.server.journal.journal_id, end - 1, end))
             with pytest.raises(GatewayUnreachable, match="TL-G01"):
