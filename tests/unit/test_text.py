@@ -25,7 +25,7 @@ from towline.bridge.runtime.state import BridgeState
 from towline.errors import KafkaError, TowlineError
 from towline.gateway.process import configure_logging
 from towline.kafka.deadletters import DeadLetter, Reason
-from towline.publisher.receipt import PublisherLog
+from towline.publisher.receipt import log
 from towline.text import printable, wrap_line
 
 #: Move the cursor, set title and clipboard, a link, markup, a forged line, C1, bidi, separators, a lone surrogate.
@@ -193,7 +193,7 @@ def test_the_gateways_log(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> No
 
 def test_a_publishers_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        PublisherLog().warning("refused", topic=HOSTILE)
+        log.warning("refused", topic=HOSTILE)
     assert_harmless(caplog.messages[0])
 
 
