@@ -29,7 +29,7 @@ from towline.delivery.outbound import OutboxSender, load_session_record
 from towline.delivery.receipts.ledger import ReceiptLedger, ReceiptSender
 from towline.delivery.receipts.mark import ReceiptKeys
 from towline.gateway.identity import abandoned_client_id, record_client_session, record_session_end, session_directories
-from towline.gateway.sessions import Drain, DrainStep, end_session
+from towline.gateway.sessions import RETRY_IDLE_S, Drain, DrainStep, end_session
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Journal, Outbox
@@ -432,7 +432,7 @@ class Pump:
             end_session(self._connection, client_id, self._stopping.is_set)
             self._inbox.set_session({})
         except (errors.BrokerError, errors.ConfigError, errors.JournalFull) as error:
-            drain.postpone_end(time.monotonic())
+            drain.idle_s = max(drain.idle_s, RETRY_IDLE_S)
             self._record_error(error)
             self._log.warning("the session is not ended yet", code=error.code, reason=str(error))
             return

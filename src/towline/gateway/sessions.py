@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from towline.gateway.settings import GatewaySettings
     from towline.net.settings import BrokerConnection
 
+#: Shortest idle time after an attempt to end the session, in seconds.
+RETRY_IDLE_S: Final = 2.0
 #: PINGREQs sent over the idle time.
 _PROBES: Final = 4
-#: Pause before the next attempt to end the session, in seconds.
-_RETRY_S: Final = 2.0
 #: Minimum timeout for ending a session at a broker, in seconds.
 _SESSION_END_TIMEOUT_S: Final = 10.0
 
@@ -60,12 +60,10 @@ class Drain:
         self.step = DrainStep.UNSUBSCRIBING
         #: Monotonic time of the next check; None while commits and the broker's answers wake the loop.
         self.next_check_at: float | None = None
-        self._idle_s = idle_s
+        self.idle_s = idle_s
         #: Activity when the idle time began (None: not idle), the time of that, and the PINGREQs sent since.
         self._last_activity: tuple[int, ...] | None = None
-        self._idle_since, self._probes_sent = 0.0, 0
-        #: Earliest time of the next attempt to end the session.
-        self._retry_at = 0.0
+        self.idle_since, self._probes_sent = 0.0, 0
 
     def advance(
         self,
@@ -77,7 +75,9 @@ class Drain:
         probes_answered: bool,
         work_pending: bool,
     ) -> bool:
-        """Update the step; return True if the session is to be ended now.
+        """Update the step; return True if the session is to be ended now, on no connection.
+
+        If it can't be ended the gateway connects again: that counts as activity, and is followed by another idle time.
 
         Args:
             now: Seconds on a monotonic clock.
@@ -96,27 +96,23 @@ class Drain:
         elif work_pending:
             self.step = DrainStep.COMMITTING
         else:
-            self.step, self.next_check_at = DrainStep.ENDING_SESSION, self._retry_at
-        return self.step is DrainStep.ENDING_SESSION and now >= self._retry_at
+            self.step = DrainStep.ENDING_SESSION
+        return self.step is DrainStep.ENDING_SESSION
 
     def _is_session_empty(
         self, now: float, send_probe: Callable[[], None], activity: tuple[int, ...] | None, *, probes_answered: bool
     ) -> bool:
         """Return True if the session was idle for `idle_s` seconds and every PINGREQ of that time is answered."""
         if activity is None or activity != self._last_activity:
-            self._last_activity, self._idle_since, self._probes_sent = activity, now, 0
+            self._last_activity, self.idle_since, self._probes_sent = activity, now, 0
         if activity is None:
             return False
-        if self._probes_sent < _PROBES and now >= self._idle_since + self._idle_s * self._probes_sent / _PROBES:
+        if self._probes_sent < _PROBES and now >= self.idle_since + self.idle_s * self._probes_sent / _PROBES:
             self._probes_sent, probes_answered = self._probes_sent + 1, False
             send_probe()
-        next_probe_at = self._idle_since + self._idle_s * self._probes_sent / _PROBES
+        next_probe_at = self.idle_since + self.idle_s * self._probes_sent / _PROBES
         self.next_check_at = next_probe_at if next_probe_at > now else None
         return probes_answered and self._probes_sent == _PROBES and now >= next_probe_at
-
-    def postpone_end(self, now: float) -> None:
-        """Postpone the next attempt to end the session."""
-        self._retry_at = self.next_check_at = now + _RETRY_S
 
 
 def check_drainable(settings: GatewaySettings) -> None:

@@ -42,18 +42,6 @@ def test_the_steps(changed: dict[str, Any], still: bool, step: DrainStep) -> Non
     assert ends is (step is DrainStep.ENDING_SESSION)
 
 
-def test_a_session_that_could_not_be_ended_is_tried_again_in_a_while() -> None:
-    drain = Drain(0.0)
-    for _ in range(5):
-        ends = drain.advance(7.0, lambda: None, **FACTS)
-    assert ends
-    drain.postpone_end(7.0)
-    assert drain.next_check_at == 9.0
-    assert not drain.advance(8.9, lambda: None, **FACTS)
-    assert drain.next_check_at == 9.0
-    assert drain.advance(9.0, lambda: None, **FACTS)
-
-
 def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_lives() -> None:
     drain, asked = Drain(8.0), list[float]()
 
