@@ -288,8 +288,6 @@ class OutboxSender:
             if message.number in self._outbox.done_rows and message.number not in self._dispatcher.in_flight:
                 self._send_or_finish(message, now, clock, messages)
         while self._dispatcher.accepts_new and (message := self._message_queue.next_message()) is not None:
-            if message.number in self._refusals:
-                continue
             if self._dispatcher.may_send(message.number, message.topic):
                 self._send_or_finish(message, now, clock, messages)
         if messages:

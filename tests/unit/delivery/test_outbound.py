@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -24,6 +25,7 @@ from towline.delivery.outbound import OutboxSender, load_session_record
 from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.errors import ConfigError, JournalFull
 from towline.journal import Batch, Disk, Limits, Outbox
+from towline.journal.disk import journal_full
 from towline.mqtt.events import (
     ConnectionLost,
     ConnectionOpened,
@@ -165,6 +167,19 @@ def test_a_broker_that_ends_every_connection_at_once_refuses_nothing(tmp_path: P
     assert line.refused() == []
     assert line.log.codes == ["TL-M48"], "told once"
     assert line.sender.status()["queued"] + line.sender.status()["in_flight"] == 5
+
+
+def test_a_refused_message_that_could_not_be_stored_is_not_sent_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It might be accepted now, and be delivered twice with a replay."""
+    line = Line(tmp_path, 2, topics=2)
+    line.connect()
+    monkeypatch.setattr(line.sender.refused_messages, "store", Mock(side_effect=journal_full("refused", "no room")))
+    line.answer(PubAckReasonCode.NOT_AUTHORIZED)
+    line.end(ConnectionLost())
+    assert line.connect() == []
+    assert line.log.codes == ["TL-M49"]
 
 
 def test_rows_that_a_crash_left_dropped_free_space_after_the_start(tmp_path: Path) -> None:

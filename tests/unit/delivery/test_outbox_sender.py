@@ -171,6 +171,8 @@ def test_qos_0_leaves_without_space_on_the_disk_and_then_nothing_does(tmp_path: 
     clock.now += 1
     line.sender.turn()
     assert [int(packet.payload) for packet in line.sent] == [1]
+    line.outbox.close()
+    assert Line(tmp_path, 0).connect() == []
 
 
 def test_a_message_larger_than_any_that_was_acknowledged_is_logged(
