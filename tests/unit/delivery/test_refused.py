@@ -127,7 +127,10 @@ def test_a_full_outbox_stops_a_replay_and_nothing_is_lost(tmp_path: Path) -> Non
     assert refused.replay(99)["moved"] == 1
 
 
-def test_without_space_for_refused_messages_everything_waits_and_nothing_is_done(tmp_path: Path) -> None:
+def test_without_space_for_refused_messages_everything_waits_and_nothing_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("towline.delivery.outbound._FULL_RETRY_S", 0.05)
     outbox, log = outbox_at(tmp_path), Log()
     events: list[Event] = []
     outcomes: list[int] = []
