@@ -173,7 +173,7 @@ def test_marks_above_an_open_transaction_count(kafka: Kafka, make: Make, monkeyp
     monkeypatch.setattr(deadletters, "_OPEN_TRANSACTION_S", 1.0)
     with pytest.raises(KafkaError, match="TL-B31"):
         replay(letters)
-    assert values(kafka, target) == [b"m0"]
+    assert values(kafka, target) == [(first.dead_letter.value or b"").rstrip(b".")]
     monkeypatch.undo()
 
     later = threading.Timer(2.0, unfinished.abort_transaction, (20,))
