@@ -20,6 +20,7 @@ from tests.engines.strace import (
     record_command,
     was_injected,
 )
+from towline.errors import JournalError
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
 from towline.journal import Journal, Limits
@@ -91,11 +92,14 @@ class Judge:
         target = self.place / "look"
         self.disk.restore(target, survives)
         inbox, sent, rows, held = target / "towline" / "gateway" / "inbox", self.sent, list[object](), 0
-        if inbox.exists():
-            with Journal.open(inbox, schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as journal:
-                held = len(journal.held_ids)
-                for batch in journal.read(journal.first_offset, journal.end):
-                    rows += map(decode_message, batch.column("payload").to_pylist())
+        try:
+            if inbox.exists():
+                with Journal.open(inbox, schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as journal:
+                    held = len(journal.held_ids)
+                    for batch in journal.read(journal.first_offset, journal.end):
+                        rows += map(decode_message, batch.column("payload").to_pylist())
+        except JournalError as error:
+            self.wrong.append(str(error))
         shutil.rmtree(target)
         kept = sent[PUBACK] + sent[PUBREC] <= len(rows) and sent[PUBCOMP] <= len(rows) - held
         if not kept or len(rows) != len(set(rows) - {None}):
