@@ -123,7 +123,7 @@ def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
     assert (unrouted, "2,000" in too_large) == ("no route takes this topic", True)
     assert (again.replayed_by_topic, again.dead_by_reason) == ({}, rest.dead_by_reason)
     assert sorted(values(kafka, target)) == [b"m0", b"m2", b"m3"]
-    assert [(entry.dead_letter.value or b"")[:2] for entry in letters.waiting_letters(ALL)] == [b"m1", b"m4"]
+    assert sorted((entry.dead_letter.value or b"")[:2] for entry in letters.waiting_letters(ALL)) == [b"m1", b"m4"]
     assert letters.unreadable_records == 1
 
 
