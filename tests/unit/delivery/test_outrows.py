@@ -20,7 +20,7 @@ from towline.delivery.outrows import OutgoingMessage, build_message, outgoing_me
 from towline.mqtt import checks
 from towline.mqtt.codec import encode
 from towline.mqtt.events import Action, PublishAcknowledged, Send
-from towline.mqtt.message import MAX_EXPIRY_S
+from towline.mqtt.message import MAX_EXPIRY_S, OutboundMessage
 from towline.mqtt.outbound import Outbound, Phase
 from towline.schema import OUTBOX_SCHEMA
 
@@ -148,6 +148,22 @@ def test_an_extreme_value(field: str, value: object, reason: int | None) -> None
     (message,) = outgoing_messages(outbox_rows({"topic": "d", "payload": b"x", "qos": 2, field: value}), 0)
     assert fate(message, 5, 0.0, restored=False) == reason
     assert message.expiry_us in (None, 0, MAX_EXPIRY_S * 1_000_000), "the longest that MQTT has"
+
+
+@pytest.mark.parametrize("is_utf8", [True, False, None])
+def test_a_message_has_the_properties_of_its_row(is_utf8: bool | None) -> None:
+    row = {"topic": "d", "payload": b"x", "qos": 1, "retain": True, "payload_is_utf8": is_utf8, "content_type": "c"}
+    row |= {"response_topic": "r", "correlation_data": b"i", "user_properties": [{"key": "k", "value": "v"}]}
+    (message,) = outgoing_messages(outbox_rows(row | {"message_expiry_seconds": 7}), 0)
+    assert isinstance(message.content_or_reason, OutboundMessage)
+    outbound = Outbound(partial(encode, version=5))
+    outbound.publish(0, message.content_or_reason, None)
+    outbound.start_connection(ConnAckPacket(), 10, resumed=False)
+    (packet,) = sent([*outbound.actions(0.0)])
+    assert (packet.topic, packet.payload, int(packet.qos), packet.retain) == ("d", b"x", 1, True)
+    assert (packet.payload_format_indicator, packet.message_expiry_interval) == (int(bool(is_utf8)), 7)
+    assert (packet.content_type, packet.response_topic, packet.correlation_data) == ("c", "r", b"i")
+    assert packet.user_properties == [("k", "v")]
 
 
 def test_the_size_of_a_message_is_not_its_payload_alone() -> None:

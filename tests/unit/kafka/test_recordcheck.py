@@ -117,6 +117,21 @@ def test_a_request_that_is_too_large_though_none_of_its_records_is_makes_request
         lessons.resolve_refusal()
 
 
+@pytest.mark.parametrize(("topic", "learned"), [("x", 1000), ("dead", 500)])
+def test_a_refused_size_is_learned_and_letters_are_cut_to_half_of_it(topic: str, learned: int) -> None:
+    recordcheck._learned_limits.clear()
+    settings = replace(kafka_settings(), dead_letter_topic="dead")
+    assert not recordcheck.has_learned_limits(settings)
+    learner = RefusalLearner(settings)
+    failed = FailedRecord(topic, ClientError(ClientError.MSG_SIZE_TOO_LARGE), replace(NO_LIMITS, max_bytes=1000))
+    learner.learn(AttemptError(TOLD, failed))
+    learner.resolve_refusal(failed)
+    assert recordcheck._learned_limits["k:9092", topic][1].max_bytes == learned
+    assert recordcheck.has_learned_limits(settings)
+    assert not recordcheck.has_learned_limits(kafka_settings(kafka__bootstrap__servers="z:1"))
+    recordcheck._learned_limits.clear()
+
+
 def test_more_kinds_than_can_be_learned_stop_the_line(lessons: RefusalLearner) -> None:
     unfit = [FailedRecord(f"w{n}", UNFIT, replace(NO_LIMITS, cleanup_policy="compact")) for n in range(17)]
     for failed in unfit[:16]:

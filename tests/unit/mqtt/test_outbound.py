@@ -78,13 +78,17 @@ def test_a_lost_session_publishes_what_was_not_released_as_new() -> None:
 
 @pytest.mark.parametrize(
     ("qos", "kind", "code"),
-    [(1, PubAckPacket, PubAckReasonCode.NOT_AUTHORIZED), (2, PubRecPacket, PubRecReasonCode.NOT_AUTHORIZED)],
+    [
+        (1, PubAckPacket, PubAckReasonCode.NOT_AUTHORIZED),
+        (2, PubRecPacket, PubRecReasonCode.NOT_AUTHORIZED),
+        (2, PubRecPacket, PubRecReasonCode.UNSPECIFIED_ERROR),
+    ],
 )
 def test_a_negative_answer_is_final(qos: int, kind: Any, code: Any) -> None:
     """[MQTT-4.4.0-2]: never sent again."""
     outbound = connected()
     packet_id = first_id(publish(outbound, 1, qos))
-    assert done(answer(outbound, kind(packet_id, reason_code=code))) == [(1, 0x87, False)]
+    assert done(answer(outbound, kind(packet_id, reason_code=code))) == [(1, int(code), False)]
     assert len(outbound) == 0
 
 
