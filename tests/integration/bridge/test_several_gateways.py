@@ -1,0 +1,94 @@
+"""A line over two real gateways: one is killed, the account names it, and Kafka has each message once."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.bridge.running import PATIENCE, Running, in_kafka
+from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, publish
+from towline.bridge.runtime.status import EXIT_UNKNOWN, exit_code, render
+from towline_prove.devstack import Kafka, Mosquitto
+
+pytestmark = pytest.mark.spark
+
+__all__ = ["new_gateway"]
+
+
+@pytest.fixture
+def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
+    return new_mosquitto(max_queued_messages="0")
+
+
+@pytest.fixture
+def gateways(broker: Mosquitto, new_gateway: NewGateway) -> list[Gateway]:
+    made = [
+        new_gateway(broker, name, subscriptions=[{"pattern": f"{device}/#", "qos": 2}], guarantee="exactly_once")
+        for name, device in (("g1", "a"), ("g2", "b"))
+    ]
+    for one in made:
+        one.start()
+        one.until(state="online")
+    return made
+
+
+def file_of(kafka: Kafka, topic: str, gateways: list[Gateway]) -> str:
+    return f"""
+name = "several"
+state_dir = "state"
+kafka = {{ bootstrap_servers = "{kafka.bootstrap}" }}
+spark = {{ master = "local[2]" }}
+[[uplink]]
+name = "line"
+guarantee = "exactly_once"
+gateways = {[str(one.settings.state_dir) for one in gateways]}
+[[uplink.route]]
+from = "{{kind}}/{{device}}"
+topic = "{topic}"
+key = "{{kind}}{{device}}"
+"""
+
+
+def test_a_line_over_two_gateways(broker: Mosquitto, kafka: Kafka, gateways: list[Gateway], bridge: Running) -> None:
+    _, g2 = gateways
+    kafka.create_topics({"of-two": 1})
+    bridge.file.write_text(file_of(kafka, "of-two", gateways))
+    for topic in ("a/1", "b/1"):
+        publish(broker, range(200), topic, qos=2)
+    bridge.start()
+
+    def carried(count: int) -> bool:
+        account = bridge.account()
+        return account["received"] == count and account["waiting"] == 0 and account.get("in_kafka") == count
+
+    wait_until(lambda: carried(400), PATIENCE, "the first messages")
+    g2.stop(signal.SIGKILL)
+    publish(broker, range(200, 300), "a/1", qos=2)
+    publish(broker, range(200, 300), "b/1", qos=2)
+    wait_until(lambda: bridge.account().get("away") and carried(500), PATIENCE, "the others' messages")
+    status = bridge.status()
+    assert exit_code(status) == EXIT_UNKNOWN
+    text = render(status)
+    assert "gateway g2 unavailable since" in text
+    assert "its messages wait there" in text
+    assert "in Kafka 500" in text
+    assert "adds up ✓" in text
+    bridge.said("gateway g2 unavailable since")
+
+    g2.start()
+    wait_until(lambda: carried(600), PATIENCE, "all messages")
+    status = bridge.status()
+    assert exit_code(status) == 0
+    assert "away" not in render(status)
+    found = [(key.decode(), int(value)) for key, value, _ in in_kafka(kafka.bootstrap, "of-two")]
+    assert sorted(found) == sorted((device, n) for device in ("a1", "b1") for n in range(300)), "each once"
+    assert [n for device, n in found if device == "b1"] == list(range(300)), "in order"
+
+    assert bridge.interrupt() == 0
+    assert 'line "line": its gateways continue' in bridge.out
+    assert "adds up ✓" in bridge.out
+    for one in gateways:
+        assert one.status()["state"] == "online"
