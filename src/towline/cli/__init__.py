@@ -28,7 +28,7 @@ EXIT_INTERRUPTED = 130
 #: Command → its line of help; "" if another command's line mentions it. Its module is in this package and has its
 #: name, unless `_MODULES` names another.
 COMMANDS = {
-    "init": "a first bridge file, from five questions or a mosquitto.conf",
+    "init": "a first bridge file, from five questions",
     "run": "run the lines of a bridge file",
     "reload": "apply the changed file to the running bridge",
     "pause": "pause a line's query, not its intake; also resume, restart",
