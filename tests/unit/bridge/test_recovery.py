@@ -228,6 +228,14 @@ def test_a_change_begins_behind_the_last_batch_and_is_taken_back_before_there_wa
     assert (saved(one).places, saved(one).topic_ids) == (at(700), {"t": "id"}), "nothing was carried since"
 
 
+def test_a_line_that_has_lost_its_checkpoint_begins_where_the_gateway_says(tmp_path: Path) -> None:
+    """Not where it began before that checkpoint: what was carried since came twice."""
+    one = line(tmp_path, guarantee="at_most_once")
+    replace(KNOWN, generation=2, places=at(700), guarantee="at_most_once").save(one.gateway.state_dir)
+    reset_line(one)
+    assert begin(one, saved(one), journal(tip=6000, committed=5000)) == 6000
+
+
 @pytest.mark.parametrize(("was", "parallelism"), [(KNOWN, 2), (replace(KNOWN, guarantee="at_least_once"), 1)])
 def test_another_parallelism_or_guarantee_forgets_no_keys(tmp_path: Path, was: Identity, parallelism: int) -> None:
     one = line(tmp_path, parallelism, more=DEDUPE)
