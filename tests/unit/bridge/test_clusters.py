@@ -93,6 +93,7 @@ def test_what_names_a_place_of_this_machine_stays_here(tmp_path: Path, monkeypat
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / ("long" * 40)))
     here = session_settings(with_spark(tmp_path, 'master = "local[2]"'))
     there = session_settings(with_spark(tmp_path, 'master = "local-cluster[2,1,512]"'))
+    assert here["spark.authenticate"] == "true", "other users of the machine reach Spark's ports"
     assert here["spark.hadoop.fs.file.impl"]
     assert "spark.hadoop.fs.file.impl" not in there
     assert there["spark.python.unix.domain.socket.dir"] == "/tmp"  # noqa: S108 - that of executors

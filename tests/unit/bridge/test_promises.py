@@ -16,11 +16,12 @@ from rich.console import Console
 from tests.unit.bridge.test_config import GOOD, changed, read, told
 from towline.bridge.routes import DEDUPE, RouteTable, RowOutcome, count_outcomes
 from towline.bridge.runtime.plan import bridge_plan, render
-from towline.bridge.runtime.screen import LiveScreen
+from towline.bridge.runtime.screen import LiveScreen, PlainScreen
 from towline.bridge.runtime.session import session_settings
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect_status
 from towline.bridge.runtime.status import render as render_status
+from towline.bridge.runtime.supervisor import Supervisor
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee, policy, promise_problem, spark_conflict
 from towline.kafka.clientconfig import insecure_settings
@@ -209,3 +210,14 @@ def test_check_and_every_status_tell(tmp_path: Path, loose: bool) -> None:
     live.show(state)
     Console(file=shown, width=200).print(live.live.renderable)
     assert ("kafka reachable (insecure)" in shown.getvalue()) is loose
+
+
+def test_the_start_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = io.StringIO()
+    monkeypatch.setattr("towline.bridge.runtime.supervisor.KafkaSupervisor", end)  # the first part that is made
+    with pytest.raises(KeyboardInterrupt):
+        Supervisor(read(LOOSE, tmp_path), PlainScreen(out)).run()
+    assert f"  {TOLD}" in out.getvalue()
