@@ -191,6 +191,31 @@ def test_a_bridge_ends_when_none_of_its_lines_can_go_on(tmp_path: Path) -> None:
     assert (error.code, error.location) == ("TL-B55", "gateway line")
 
 
+def test_a_downlink_without_kafkas_jars_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uplinks need no jar; a bridge that has none of them does not start."""
+
+    def refuse(_: object) -> None:
+        raise ConfigError("TL-B07", "spark", "the jars can't be fetched", "Bring them.")
+
+    started: list[str] = []
+    monkeypatch.setattr(supervisor_module, "with_kafka_jars", refuse)
+    for check in ("check_pyspark", "check_java", "check_python"):
+        monkeypatch.setattr(supervisor_module, check, lambda *_: None)
+    monkeypatch.setattr(ChildSupervisor, "start", lambda child: started.append(child.name))
+    for step in ("_watch", "_shut_down"):
+        monkeypatch.setattr(Supervisor, step, lambda _: None)
+    down = '\n[[downlink]]\nname = "commands"\nfrom = "commands"\ntopic = "c/{key}"\n'
+    with pytest.raises(ConfigError, match="TL-B07"):
+        Supervisor(read(GOOD.partition("[[uplink]]")[0] + down, tmp_path), PlainScreen(sys.stdout)).run()
+    assert not started
+    supervisor = Supervisor(read(GOOD + down, tmp_path), PlainScreen(sys.stdout))
+    assert supervisor.run() == 0
+    assert started == ["gateway telemetry", "gateway commands", "kafka", "driver"]
+    assert supervisor._driver.stopped_lines == {"commands"}
+    (event,) = supervisor._state.take_events()
+    assert event.endswith('[TL-B07]\nline "commands": this line stops')
+
+
 @pytest.mark.parametrize(
     ("has_terminal", "former", "reloads"),
     [(True, signal.SIG_DFL, False), (True, signal.SIG_IGN, True), (False, signal.SIG_DFL, True)],
