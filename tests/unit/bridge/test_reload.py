@@ -177,6 +177,17 @@ def test_a_retired_route_is_forgotten_when_nothing_can_be_left_for_it(tmp_path: 
     assert not ActiveRoutes.replacing(other, kept, 2 * late, oldest_message=late).retired
 
 
+def test_a_retired_route_keeps_what_it_drops_repeats_by(tmp_path: Path) -> None:
+    """The key of the line may name what only the routes of that file capture."""
+    first = uplink(tmp_path, route("a/{x}", "one"), own='dedupe = { key = "{x}" }')
+    second = uplink(tmp_path, route("b/{y}", "two"), own='dedupe = { key = "{y}", within = "1 hour" }')
+    made = ActiveRoutes.replacing(second, ActiveRoutes.replacing(first), 1.0).apply_to(second)
+    assert [getattr(one.dedupe, "text", None) for one in made.routes] == ["{y}", "{x}"]
+    plain = uplink(tmp_path, route("c/#", "three"), route("d/{z}", more='dedupe = { key = "{z}" }'))
+    made = ActiveRoutes.replacing(second, ActiveRoutes.replacing(plain), 1.0).apply_to(second)
+    assert [getattr(one.dedupe, "text", None) for one in made.routes] == ["{y}", None, "{z}"]
+
+
 def begin_batch(checkpoint: Path) -> None:
     """A batch that was begun and is not done, as Spark writes it down."""
     for log in ("offsets", "commits"):

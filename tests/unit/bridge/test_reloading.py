@@ -180,6 +180,19 @@ def test_a_gateway_that_refuses_to_start_changes_nothing(scene: Scene) -> None:
     assert (told["outcome"], scene.lines(), list(scene.state.lines)) == (REFUSED, BEFORE, ["up", "other"])
 
 
+def test_one_line_is_restarted_by_the_file_and_no_other_is_taken_up(scene: Scene) -> None:
+    text = line("a/#", "c/#")
+    told = scene.reload(text.replace("o/#", "p/#") + NEW, "up")
+    assert told["texts"] == ['line "up": 2 routes → 2; subscribed c/#; unsubscribed b/#; restarted']
+    assert (told["outcome"], scene.lines(), [*scene.state.outcomes]) == (APPLIED, [["a/#", "c/#"], ["o/#"]], ["up"])
+    assert scene.reload(text, "up")["texts"] == ['line "up": restarted']
+    assert scene.asked[1:3] == ["hold up", "start up 60"]
+    for changed, code in ((text.replace("k:9092", "l:9092"), "TL-C169"), (text.replace('"up"', '"down"'), "TL-C73")):
+        told = scene.reload(changed, "up")
+        assert (told["outcome"], told["texts"][0].endswith(f"[{code}]"), scene.asked) == (REFUSED, True, [])
+    assert "restart refused, the bridge continues unchanged" in scene.state.take_events()[-1]
+
+
 def test_a_line_that_goes_with_something_in_it_is_named_with_what_it_holds(scene: Scene) -> None:
     with served(scene.reloading.file_bridge.state_dir / "other", name="other") as server:
         server.add(3)
