@@ -84,6 +84,10 @@ def test_a_session_made_anew_while_rows_wait(tmp_path: Path, broker: Broker) -> 
         turn(pump)  # what is to be sent can't be recorded
         assert not pump._driver.connected
         disk.full = False
+        pump._driver.schedule.due_at = 0.0
+        turn(pump)
+        assert pump._uplink.is_full
+        assert not pump._driver.connected, "a new session would number those rows' packets anew"
         inbox.commit("spark", inbox.end)
         pump._uplink.retry_at = 0.0
         turn(pump)

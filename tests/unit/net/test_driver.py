@@ -154,6 +154,14 @@ def test_an_end_in_place_of_connack_is_a_guess_at_the_version_and_told(
     assert (world.driver.session.config.protocol, world.driver.session.probing_version) == (4, True)
 
 
+def test_no_connection_is_made_while_the_owner_says_so(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, line)
+    world.driver.run_once(0, may_connect=False)
+    assert not world.driver.connected
+    world.driver.run_once(0)
+    assert world.driver.connected
+
+
 def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system tells of the end again and again, to whoever asks for nothing else: the loop would spin."""
     with socket.create_server(("127.0.0.1", 0)) as server:
