@@ -74,6 +74,7 @@ def test_setting_the_clock_forgets_nobody() -> None:
     ledger = ReceiptLedger({}, 0, retention_s=100, keys=KEYS)
     ledger.record_mark(mark(0), later(0, boot=1))
     notes = store(ledger, [mark(0)], 1)
+    assert ledger.expire_publishers(later(1000, boot=1)) == {}, "its message is on the way to Kafka"
     ledger.commit(1)
     for known in (ledger, ReceiptLedger(json.loads(json.dumps(notes)), 1, retention_s=100, keys=KEYS)):
         known.commit(1)
