@@ -137,6 +137,19 @@ def test_across_boots_the_wall_clock_counts(
     assert [packet.message_expiry_interval for packet in again.sent] == left
 
 
+def test_what_expires_while_it_is_postponed_lets_the_next_go(tmp_path: Path, clock: Clock) -> None:
+    line = Line(tmp_path, 0)
+    arrive(line, 2, None)
+    line.connect(window=1)
+    line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
+    assert line.sent == []
+    clock.now += 3
+    line.sender.turn()
+    line.sender.turn()
+    assert line.drain() == [1]
+    assert line.sender.status()["expired"] == 1
+
+
 def test_a_turn_is_due_when_the_clock_alone_has_something_to_do(tmp_path: Path, clock: Clock) -> None:
     line = Line(tmp_path, 2, topics=2)
     line.connect()

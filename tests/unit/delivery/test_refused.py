@@ -110,6 +110,23 @@ def test_a_crash_after_keeping_keeps_no_second_one_and_replays_no_second_one(tmp
     outbox.close()
 
 
+def test_messages_of_an_outbox_that_is_gone_are_replayed_into_the_new_one(tmp_path: Path) -> None:
+    outbox = outbox_at(tmp_path)
+    outbox.append_batch(rows(b"old 0", b"old 1"))
+    refused = RefusedMessages(tmp_path / "refused", outbox)
+    refuse(outbox, refused, 0, 1)
+    refused.close()
+    outbox.close()
+    shutil.rmtree(tmp_path / "outbox")
+    outbox = outbox_at(tmp_path)
+    outbox.append_batch(rows(b"new 0", at=2))
+    refused = RefusedMessages(tmp_path / "refused", outbox)
+    refuse(outbox, refused, 0)
+    assert len(refused.page(0)["rows"]) == 3
+    assert refused.replay(99)["moved"] == 3
+    assert payloads(outbox, 1) == [b"old 0", b"old 1", b"new 0"]
+
+
 def test_a_full_outbox_stops_a_replay_and_nothing_is_lost(tmp_path: Path) -> None:
     limits = Limits(max_bytes=300_000, min_free_bytes=0, segment_bytes=64 << 10)
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
