@@ -77,6 +77,17 @@ def test_a_truncation_that_fails_kills(tmp_path: Path) -> None:
         assert ": cut 60 bytes" in journal.repair_note
 
 
+def test_short_writes_are_continued(tmp_path: Path) -> None:
+    class Short(FaultyDisk):
+        def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
+            return os.write(descriptor, bytes(buffers[0])[:7])
+
+    with opened(tmp_path, SMALL, Short()) as journal:
+        fill(journal, 60, group=20)
+    with opened(tmp_path) as journal:
+        assert len(served(journal)) == 60
+
+
 def test_a_file_that_cannot_be_removed_stays_and_goes_later(tmp_path: Path) -> None:
     disk = FaultyDisk()
     with opened(tmp_path, SMALL, disk) as journal:

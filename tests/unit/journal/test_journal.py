@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import stat
 import threading
@@ -122,6 +123,19 @@ def test_the_room_that_is_left_is_that_of_the_nearest_limit(tmp_path: Path, limi
     with opened(tmp_path, limits, Shrinking()) as journal:
         used = journal.bytes_on_disk if limits.max_bytes else 0
         assert journal.disk_status()["room_left"] == left - used
+
+
+def test_a_reserve_that_found_no_space_leaves_no_file(tmp_path: Path) -> None:
+    """One without its bytes would be taken for the reserve ever after."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, limits[1]))
+    try:
+        with opened(tmp_path):
+            assert not any("reserve" in path.name for path in tmp_path.iterdir())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with opened(tmp_path):
+        assert (tmp_path / "reserve").stat().st_size == 1 << 16
 
 
 def test_files_are_for_the_owner_only(tmp_path: Path) -> None:
