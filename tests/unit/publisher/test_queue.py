@@ -94,6 +94,17 @@ def test_what_is_queued_together_is_written_in_frames_of_a_bounded_size() -> Non
     assert queue.disk.frames == [3, 2, 1, 1]
 
 
+def test_a_refused_message_fails_at_the_broker_alone() -> None:
+    queue = Queue()
+    queue.put(2)
+    assert queue.run() == [0, 1]
+    with queue.lifecycle.completing_stages():
+        queue.lifecycle.record_outcomes([(0, Outcome.REFUSED, 0x87)])
+    with pytest.raises(PublisherError, match=r"refused message 0\. .*refused/.*\[TL-O04\]"):
+        queue.messages[0].receipt.at_broker.result(0)
+    assert not queue.messages[1].receipt.at_broker.done()
+
+
 def test_what_is_being_written_is_not_failed_by_the_other_thread() -> None:
     def ended(queue: Queue) -> None:
         queue.meanwhile(2)
