@@ -285,6 +285,13 @@ def test_a_subscription_longer_than_the_broker_takes_does_not_leave(limit: int |
     assert "takes packets of 27 bytes, our subscription has 28" in str(close.error)
 
 
+@pytest.mark.parametrize("no_local", [False, True])
+def test_no_local_is_an_option_of_the_subscription(no_local: bool) -> None:
+    session = Session(replace(CONFIG, filters=(replace(A, no_local=no_local),)))
+    subscribe = only_sent(connect(session, ConnAckPacket()), SubscribePacket)
+    assert [f.no_local for f in subscribe.topic_filters] == [no_local]
+
+
 @pytest.mark.parametrize("items", [[ConnAckPacket()], [], None])
 def test_a_connection_that_broke_is_told_by_what_had_come(items: list[ConnAckPacket] | None) -> None:
     """An end in place of CONNACK may be a broker that does not speak the version."""
