@@ -7,6 +7,8 @@ import resource
 import shutil
 import stat
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -246,6 +248,51 @@ def test_nothing_works_after_close(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match="TL-J10"):
             call()
     assert journal.end == 1
+
+
+def test_readers_and_committers_beside_a_writer(tmp_path: Path) -> None:
+    total, errors = 3_000, list[BaseException]()
+    started = threading.Barrier(4)
+
+    def guarded(work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 shown by the test
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def write() -> None:
+        started.wait(60)
+        for group in (1, 7, 2, 40) * (total // 50):
+            journal.count(received=group)
+            fill(journal, group, group=group)
+
+    def consume(name: str) -> None:
+        position = 0
+        journal.commit(name, 0)
+        started.wait(60)
+        while position < total and not errors:
+            end = journal.find_range_end(position, max_rows=100)
+            served(journal, position, end, batch_rows=16)
+            journal.commit(name, end)
+            position = end
+
+    journal = opened(tmp_path, SMALL)
+    threads = [guarded(partial(consume, name)) for name in ("a", "b", "c")]
+    threads.append(guarded(write))
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    assert journal.consumers == {"a": total, "b": total, "c": total}
+    assert journal.ledger == {"received": total}
+    journal.close()
+    with opened(tmp_path) as journal:
+        assert journal.ledger == {"received": total}
+        assert journal.committed == total
 
 
 def test_opening_removes_nothing_until_the_next_commit(tmp_path: Path) -> None:

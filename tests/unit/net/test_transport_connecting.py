@@ -265,6 +265,17 @@ def test_a_proxy_that_is_not_there_or_says_nothing(scheme: str) -> None:
         assert time.monotonic() - began < 3
 
 
+@pytest.mark.parametrize("kind", [HttpProxy, SocksProxy])
+def test_a_password_that_can_not_be_carried_is_not_shown(kind: type[HttpProxy], tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("geheimnisvoll-\N{EURO SIGN}", "utf-8")
+    with kind("me:x") as proxy:
+        scheme = "http" if kind is HttpProxy else "socks5"
+        said = refusal("mqtt://broker:1", f"{scheme}://me@{proxy.address}", proxy_password_file=secret)
+    assert "geheimnis" not in said
+    assert said.endswith("Use ASCII.   [TL-C31]")
+
+
 @pytest.mark.parametrize("scheme", ["http", "socks5"])
 def test_a_proxy_without_its_package(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     monkeypatch.setitem(sys.modules, "python_socks", None)
