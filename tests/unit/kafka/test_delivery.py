@@ -19,6 +19,7 @@ from tests.unit.kafka.memory import FULL, MemoryKafka, numbers
 from towline.errors import KafkaError
 from towline.kafka import producers
 from towline.kafka.delivery import Delivery, DeliveryResult, Spool, checksum, delivery_for, require_configured_topics
+from towline.kafka.options import SinkSettings
 from towline.sinks import Task
 
 GUARANTEES = ["at_least_once", "at_most_once"]
@@ -57,6 +58,18 @@ def test_nothing_is_sent_to_a_topic_that_is_missing(memory: MemoryKafka, guarant
         sink("at_least_once").deliver(Task(0), [])
     assert "produce" not in memory.calls
     assert not producers._clients, "the producer is not used again"
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("name", ["__consumer_offsets", "towline.x.markers"])
+def test_nothing_is_sent_to_a_reserved_topic(memory: MemoryKafka, guarantee: str, name: str) -> None:
+    """It is there, and Kafka would take the record."""
+    memory.topics[name] = 1
+    of = SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "guarantee": guarantee})
+    batch = pa.record_batch({"topic": ["t", name], "value": pa.array([b"1", b"2"])})
+    with pytest.raises(KafkaError, match=r"the topic is reserved.*TL-K06"):
+        delivery_for(of, kafka.columns(of, "topic")).deliver(Task(0), [batch])
+    assert "produce" not in memory.calls
 
 
 # -- at least once: any record without a confirmation fails the task --
