@@ -85,6 +85,26 @@ def test_a_query_with_an_end_waits_for_a_gateway_that_is_far_away(
     assert ends(at) == {"g1": 1, "g2": 100}
 
 
+def test_a_gateway_that_hangs_does_not_hold_up_a_restart(
+    two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = new_reader()
+    at = first.latestOffset(first.initialOffset(), ALL)
+    first.stop()
+    two[0].add(3)
+    monkeypatch.setattr(gateways, "SLOW_POLL_GRACE_S", 20.0)
+    hung, call = threading.Event(), SourceGateway._call
+    monkeypatch.setattr(
+        SourceGateway,
+        "_call",
+        lambda self, do: hung.wait(30) if self.address.location.endswith("g2") else call(self, do),
+    )
+    stream, began = new_reader(), time.monotonic()
+    until(stream, at, lambda place: ends(place)["g1"] == 3)
+    hung.set()
+    assert time.monotonic() - began < 10
+
+
 def test_a_gateway_that_hangs_with_rows_is_waited_for_once(
     two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +204,19 @@ def test_one_gateway_under_two_places_is_refused(two: tuple[Served, Served], new
     stream._plan = replace(stream._plan, gateways=(str(two[0].state_dir), two[0].location))
     with pytest.raises(ConfigError, match=r"have the same name|serve one journal.*TL-G50"):
         stream.initialOffset()
+
+
+def test_a_checkpoint_of_one_gateway_goes_on(tmp_path: Path, two: tuple[Served, Served], new_reader: NewReader) -> None:
+    single = new_reader(address=GatewayAddress(str(tmp_path / "g1")), gateways=())
+    two[0].add(3)
+    at = single.latestOffset(single.initialOffset(), ALL)
+    assert at["gateways"]["g1"]["at"] == str(tmp_path / "g1")
+    single.stop()
+    two[0].add(2)
+    two[1].add(4)
+    stream = new_reader()
+    end = until(stream, at, lambda place: ends(place) == {"g1": 5, "g2": 4})
+    assert end["gateways"]["g1"]["at"] == str(tmp_path / "g1")
 
 
 def test_a_gateway_that_moved_is_known_by_its_journal(tmp_path: Path, new_reader: NewReader) -> None:
@@ -305,6 +338,15 @@ def test_one_that_refuses_holds_back_its_rows_and_all_that_refuse_end_the_query(
         what = r"all gateways of the list refuse this query \(.* the token is .*'s certificate is not accepted .*G40"
         with pytest.raises(GatewayError, match=what):
             new_reader(address=address, gateways=both).initialOffset()
+        alone = replace(address, location=far.location)
+        with pytest.raises(GatewayError, match=r"^far: the token is missing .*TL-G40"):
+            new_reader(address=alone, gateways=()).initialOffset()
+        token.write_text(OTHER)
+        running = new_reader(address=address, gateways=both)
+        at = until(running, running.initialOffset(), lambda place: ends(place) == {"far": 3})
+        far.pki.tokens(TOKEN)
+        with pytest.raises(GatewayError, match=what):
+            until(running, at, lambda _: False)
 
 
 def test_a_stranger_at_the_place_of_a_gateway_stops_the_query(
