@@ -63,6 +63,22 @@ def test_both_writers_of_a_batch_find_one_place_and_the_next_batch_cleans_it() -
     assert values(kept)
 
 
+def test_half_a_file_is_not_taken_for_a_whole_one() -> None:
+    left = TaskRowDirectory.for_batch("/ck", 0).store_rows(TASK, [batch(b"x" * (2 * LARGE))])
+    with Path(left.file).open("r+b") as file:
+        file.truncate(left.file_size - 1)
+    with pytest.raises(KafkaError, match="TL-K65"):
+        values(left)
+
+
+def test_a_second_attempt_leaves_its_own() -> None:
+    place = TaskRowDirectory.for_batch("/ck", 0)
+    one, two = (place.store_rows(TASK, [batch(text * (2 * LARGE))]) for text in (b"a", b"b"))
+    assert one.file != two.file
+    assert values(one)[0][:1] == b"a"
+    assert values(two)[0][:1] == b"b"
+
+
 def test_a_limit_on_what_comes_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_sink, "MAX_ANSWER_BYTES", 1000)
 

@@ -269,6 +269,7 @@ def test_several_brokers_take_qos_2_only_where_they_share_sessions() -> None:
     ("given", "said"),
     [
         ({"guarantee": "exactly_once", "qos": "1"}, r'option "qos".*TL-C12'),
+        ({"guarantee": "at_most_once", "qos": "1"}, r'option "qos".*TL-C12'),
         ({"confirm": "kafka"}, r'option "confirm".*TL-C21'),
         ({"topic": "a/#"}, r'option "topic".*TL-C21'),
         ({"outboxMaxAge": "0"}, r'"outboxMaxAge" = "0": must be more than 0.*TL-C21'),
