@@ -38,6 +38,7 @@ CONFIG = {
 }
 EVERYTHING = frozenset({"READ", "WRITE", "DELETE", "CREATE", "DESCRIBE", "DESCRIBE_CONFIGS"})
 MARKERS = "towline.b.up.markers"
+GUARANTEE = 'guarantee = "exactly_once"'
 #: What is asked of a cluster.
 FACTS = ("cluster_info", "unreachable", "described_topics", "broker_settings", "begin_errors", "hidden_offsets")
 
@@ -169,20 +170,20 @@ def test_records_stay_until_the_nearer_limit(
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("old", "new", "policy", "expected"),
     [
-        ("dead_letter_topic = false", ("TL-D33", WARNS)),
-        ("parallelism = 3", ("TL-D38", BROKEN)),
+        (GUARANTEE, f"{GUARANTEE}\ndead_letter_topic = false", "delete", ("TL-D33", WARNS)),
+        (GUARANTEE, f"{GUARANTEE}\nparallelism = 3", "delete", ("TL-D38", BROKEN)),
+        ('key = "{device}"\n', "", "compact", ("TL-D38", BROKEN)),
     ],
 )
 def test_what_the_file_asks_of_sound_topics(
-    tmp_path: Path, kafka: ClusterProbe, change: str, expected: tuple[str, Verdict]
+    tmp_path: Path, kafka: ClusterProbe, old: str, new: str, policy: str, expected: tuple[str, Verdict]
 ) -> None:
-    guarantee = 'guarantee = "exactly_once"'
-    one = ClusterProbe(
-        bridge_case(tmp_path, "b", "k:9092", lambda text: text.replace(guarantee, f"{guarantee}\n{change}"))
-    )
+    one = ClusterProbe(bridge_case(tmp_path, "b", "k:9092", lambda text: text.replace(old, new)))
     vars(one).update({name: vars(kafka)[name] for name in FACTS})
+    topic = seen("b.records", **{"cleanup.policy": policy})
+    known(one, described_topics={**kafka.described_topics, topic.name: topic})
     assert bad(one) == [expected]
 
 
