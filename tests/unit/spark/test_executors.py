@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import socket
+import subprocess
+import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
+from pyspark import cloudpickle
 
+from towline.spark import executors
 from towline.spark.executors import (
     REQUIRED_VERSIONS,
     ExecutorReport,
@@ -101,3 +106,25 @@ def test_a_task_tells_what_is_there(tmp_path: Path) -> None:
     assert host == socket.gethostname()
     assert lacks == ["no-such is missing", f"the file {absent} can't be read"]
     assert unshared == [str(tmp_path / "none")]
+
+
+def test_what_a_task_can_only_read_is_not_shared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Path(sys.executable).resolve()  # a program that runs can't be written, not even by root (ETXTBSY)
+    monkeypatch.setenv("HOME", str(there.parent))
+    assert missing_requirements({}, (str(there),), (f"~/{there.name}",))[1:] == ([], [str(there.parent)])
+
+
+def test_the_question_travels_as_code_to_a_python_without_towline(tmp_path: Path) -> None:
+    cloudpickle.register_pickle_by_value(executors)  # type: ignore[no-untyped-call]
+    try:
+        code = cloudpickle.dumps(partial(missing_requirements, {"towline": "0.1.0"}, (), ()))  # type: ignore[no-untyped-call]
+    finally:
+        cloudpickle.unregister_pickle_by_value(executors)  # type: ignore[no-untyped-call]
+    question, packages = tmp_path / "question", str(Path(cloudpickle.__file__).parents[2])
+    question.write_bytes(code)
+    program = (
+        f"import pickle, sys; sys.path.append({packages!r}); sys.modules['towline'] = None; "
+        f"print(pickle.load(open({str(question)!r}, 'rb'))()[1:])"
+    )
+    task = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert task.stdout.strip() == "(['towline is missing'], [])"
