@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.monitor.test_server import Served
 from towline.bridge.runtime.state import PAUSED_FILE, RESTART_FILE, BridgeState, consume_request, read_pause
 from towline.bridge.runtime.status import collect_bridge_status
+from towline.errors import ConfigError
 from towline.monitor import server
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.server import BridgeLines, serve
+from towline.monitor.serving import metrics_endpoint
 
 TOKEN = "0123456789abcdef"  # noqa: S105
 MONITOR = '\n[monitor]\nlisten = "127.0.0.1:0"\ntoken_file = "token"\n'
@@ -110,3 +112,24 @@ def test_without_a_file_of_tokens_nobody_is_let_in(tmp_path: Path) -> None:
     with serve(monitor, "0", BridgeLines(bridge, monitor).routes()) as port:
         status, text = Served(port).get("/lines/telemetry/pause", "POST", Authorization=f"Bearer {TOKEN}")
         assert (status, text.startswith("[monitor]: token_file is not set"), "[TL-B73]" in text) == (403, True, True)
+
+
+def test_a_file_of_tokens_that_cant_be_used_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o644)
+    (line,) = told(GOOD + MONITOR, tmp_path)
+    assert line.startswith("bridge.toml:")
+    assert "[monitor]: token_file: the file of tokens: every user of this machine may read or write it." in line
+    assert TOKEN not in line
+
+
+def test_who_may_not_read_the_tokens_reads_the_file_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`towline status` of another user needs the file, and not its tokens; the start does."""
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o644)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    bridge = read(GOOD + MONITOR, tmp_path)
+    with pytest.raises(ConfigError, match=r"token: the file of tokens.*TL-C98"), metrics_endpoint(bridge, None):
+        pass
