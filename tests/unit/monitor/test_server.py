@@ -127,14 +127,22 @@ def test_a_port_that_is_taken_is_one_clear_line(served: Served, verdicts: Any) -
 def test_who_takes_all_places_is_cut_off(
     verdicts: Any, monkeypatch: pytest.MonkeyPatch, request_s: float, connection_s: float, data: bytes
 ) -> None:
-    """As many as there are places: with half a request each, or with an answer that nobody takes."""
+    """As many as there are places: with a byte of a request at a time each, or with an answer that nobody takes."""
     monkeypatch.setattr(server, "_REQUEST_TIMEOUT_S", request_s)
     monkeypatch.setattr(server, "_CONNECTION_TIMEOUT_S", connection_s)
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(serve(verdicts, HOME, [Route("/large", lambda _: Response(LARGE))]))
-        for _ in range(4):
-            stack.enter_context(Served(port).connect()).sendall(data)
-        wait_until(Served(port).answers, what="an answer for somebody else")
+        slow = [stack.enter_context(Served(port).connect()) for _ in range(4)]
+        for one in slow:
+            one.sendall(data)
+
+        def answers() -> bool:
+            for one in slow:
+                with contextlib.suppress(OSError):
+                    one.sendall(b"G")
+            return Served(port).answers()
+
+        wait_until(answers, what="an answer for somebody else")
 
 
 def test_one_too_many_is_sent_away_and_answers_under_way_count(served: Served, verdicts: Any) -> None:
@@ -154,6 +162,22 @@ def test_clients_come_at_a_pace(served: Served, monkeypatch: pytest.MonkeyPatch)
     began = time.monotonic()
     assert all(served.answers() for _ in range(4))
     assert time.monotonic() - began >= 0.19
+
+
+def test_rude_clients_stop_nothing(
+    served: Served, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong_chunk = b"GET /large HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n"
+    long_line, half = b"GET " + b"x" * 70_000 + b"\r\n\r\n", b"GET / HTTP/1.1\r\n"
+    for data in (b"\x16\x03\x01\x02\x00", long_line, b"", half, wrong_chunk):
+        with contextlib.suppress(OSError), served.connect() as one:
+            one.sendall(data)
+            one.shutdown(socket.SHUT_WR)
+            one.recv(1)
+    wait_until(served.answers, what="an answer for somebody else")
+    headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+    assert served.get("/healthz", **headers)[0] == 200
+    assert (caplog.messages, capfd.readouterr().err) == ([], ""), "nobody can fill a log"
 
 
 def test_it_ends_at_once_whoever_is_connected(verdicts: Any) -> None:
