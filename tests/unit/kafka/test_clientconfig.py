@@ -92,6 +92,15 @@ def test_a_secret_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve({"sasl.password": "${KAFKA_PASSWORD}"}, "here")
 
 
+@pytest.mark.parametrize(("content", "problem"), [(b"", "is empty"), (b"\xff", "no text in UTF-8")])
+def test_files_that_hold_no_secret(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "password"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"{problem}.*TL-C46") as caught:
+        resolve({"sasl.password.file": str(path)}, "here")
+    assert caught.value.location == str(path)
+
+
 TLS = {"security.protocol": "SASL_SSL"}
 
 

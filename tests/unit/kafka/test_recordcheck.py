@@ -205,6 +205,8 @@ def test_without_a_dead_letter_topic_nothing_is_sent() -> None:
         screen(dlq=None).check_batches([everything(value=[b"1", b"2"], topic=["t", "nowhere"])])
     with pytest.raises(KafkaError, match=r"partitions 0 to 2, not 9.*deadLetterTopic.*TL-K06"):
         screen(dlq=None).check_batches([everything(value=[b"1"], topic=["t"], partition=[9])])
+    with pytest.raises(KafkaError, match=r'topic "t" .*takes 10,000 .*deadLetterTopic.*TL-K05'):
+        screen(dlq=None).check_batches([everything(value=[b"1", b"x" * 10_000], topic=["t", "t"])])
 
 
 @pytest.mark.parametrize("name", ["__consumer_offsets", "towline.s.markers", "mine"])
