@@ -69,7 +69,7 @@ def letter(number: int, mqtt: str = "t/d/x", reason: Reason = Reason.TOPIC_ILLEG
 def make(kafka: Kafka, topic: NewTopic, tmp_path: Path) -> Make:
     """A bridge file, its dead-letter topic with letters, and the topic of its line."""
 
-    def made(*waiting: DeadLetter, route: str = "") -> tuple[Bridge, DeadLetterTopic, str]:
+    def made(*waiting: DeadLetter, key: str = "{device}", route: str = "") -> tuple[Bridge, DeadLetterTopic, str]:
         target, dead = topic("target"), topic("dead", 2)
         file = tmp_path / "bridge.toml"
         file.write_text(f"""
@@ -83,7 +83,7 @@ dead_letter_topic = "{dead}"
 [[uplink.route]]
 from = "t/{{device}}/x"
 topic = "{target}"
-key = "{{device}}"
+key = "{key}"
 {route}
 """)
         put(kafka.bootstrap, dead, [*waiting])
@@ -107,7 +107,8 @@ def test_a_dead_letter_topic_recreated_during_a_replay_gets_no_mark_of_the_old_o
         letters.still_waiting(waiting)
 
 
-def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
+def test_each_letter_is_replayed_once(kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadletters, "LETTERS_PER_TRANSACTION", 1)
     _, letters, target = make(letter(0), letter(1, "nobody"), letter(3))
     put(kafka.bootstrap, letters.topic, [letter(2, size=9000)], limit=4096)
     put(kafka.bootstrap, letters.topic, [letter(4, size=2_000_000)])
@@ -156,6 +157,26 @@ def test_a_fenced_replay_writes_nothing(kafka: Kafka, make: Make) -> None:
     with pytest.raises(KafkaError, match=r"TL-B30"):
         write(slow, letters, bridge, waiting)
     assert values(kafka, target) == [b"m0"]
+
+
+def test_two_concurrent_replays_write_each_letter_once(
+    kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadletters, "LETTERS_PER_TRANSACTION", 1)
+    bridge, letters, target = make(*map(letter, range(4)))
+    (other,) = dead_letter_topics(bridge)
+    limits, write_batch = [2, 0], _ReplayWriter.write
+
+    def write_and_overtake(self: _ReplayWriter, *batch: Any) -> None:
+        write_batch(self, *batch)
+        if limit := limits.pop(0) if limits else 0:
+            self.close()
+            assert replay(other, limit=limit).replayed_by_topic == {target: 2}
+
+    monkeypatch.setattr(_ReplayWriter, "write", write_and_overtake)
+    assert replay(letters).replayed_by_topic == {target: 2}
+    assert not limits
+    assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2", b"m3"]
 
 
 def test_marks_above_an_open_transaction_count(kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,11 +234,16 @@ def test_the_commands(kafka: Kafka, make: Make) -> None:
 
 
 @pytest.mark.spark
-def test_a_where_is_evaluated_again(kafka: Kafka, make: Make) -> None:
-    where = "CASE WHEN payload = X'6D322E2E2E2E2E2E2E2E' THEN raise_error('no') ELSE payload LIKE 'm1%' END"
-    bridge, _, target = make(*map(letter, range(3)), route=f'where = "{where}"')
+def test_the_sql_of_a_route_is_evaluated_again(kafka: Kafka, make: Make) -> None:
+    """Its fields too, which make the key here."""
+    route = """
+fields = { n = "substr(CAST(payload AS STRING), 1, 2)" }
+reject = "IF(n = 'm3', 'too old', NULL)"
+where = "CASE WHEN n = 'm2' THEN raise_error('no') ELSE n = 'm1' END"
+"""
+    bridge, _, target = make(*map(letter, range(4)), key="{n}", route=route)
     code, out, _ = run_dlq("replay", str(bridge.file), "--json")
-    said = json.loads(out)
-    assert (code, said["replayed"], said["filtered"]) == (1, {target: 1}, 1)
-    assert said["dead"] == {"the SQL of where raised an error on it": 1}
-    assert values(kafka, target) == [b"m1"]
+    report = json.loads(out)
+    assert (code, report["replayed"], report["filtered"]) == (1, {target: 1}, 1)
+    assert report["dead"] == {"the SQL of where raised an error on it": 1, "it is refused: too old": 1}
+    assert [(key, value.rstrip(b".")) for key, value, _ in in_kafka(kafka.bootstrap, target)] == [(b"m1", b"m1")]
