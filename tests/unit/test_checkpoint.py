@@ -179,6 +179,18 @@ def test_state_is_synced_before_the_commit_that_needs_it(
     assert synced == [Path("all")]
 
 
+def test_a_file_system_that_fails_to_sync(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
+    (spark.path / "state" / "0").mkdir(parents=True)
+    Checkpoint(str(spark.path)).sync_state()
+
+    def broken(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(checkpoint, "_sync_file_system", broken)
+    with pytest.raises(JournalError, match="TL-J20"):
+        Checkpoint(str(spark.path)).sync_state()
+
+
 @pytest.mark.parametrize("which", ["offsets", "commits", "1", "a%20ck", "above"])
 def test_a_failed_sync_is_told_and_not_believed_later(
     spark: Spark, synced: list[Path], monkeypatch: pytest.MonkeyPatch, which: str
@@ -244,12 +256,28 @@ def test_an_offset_of_another_source_is_any_json(spark: Spark, offset: str) -> N
     assert Checkpoint(str(spark.path)).repair() == []
 
 
+def test_an_entry_without_checksums_is_judged_by_its_form(spark: Spark) -> None:
+    spark.run(0, 1)
+    for path in spark.path.rglob("*.crc"):
+        path.unlink()
+    (spark.path / "offsets" / "2").write_text('v1\n{"batchWatermarkMs":0}')
+    assert len(Checkpoint(str(spark.path)).repair()) == 1
+
+
 def test_a_durable_entry_that_is_torn_is_damage(spark: Spark) -> None:
     spark.run(0, 1)
     tear(spark.path / "offsets" / "1", "half")
     with pytest.raises(JournalDamaged, match=r"though batch 1 is done.*\[TL-J21\]"):
         Checkpoint(str(spark.path)).repair()
     assert spark.names("offsets") == [".0.crc", ".1.crc", "0", "1"]
+
+
+def test_torn_metadata_of_a_query_that_never_ran(spark: Spark) -> None:
+    spark.plan(0)
+    tear(spark.path / "metadata", "empty")
+    assert len(Checkpoint(str(spark.path)).repair()) == 2
+    assert sorted(path.name for path in spark.path.iterdir()) == ["commits", "offsets"]
+    assert spark.names("offsets") == []
 
 
 def test_torn_metadata_of_a_query_that_ran_is_damage(spark: Spark) -> None:
