@@ -155,3 +155,14 @@ def test_systemd_takes_the_unit(unit: Path) -> None:
         )
         assert done.returncode == 0, done.stdout[-300:] + done.stderr
         assert command != ["verify"] or not done.stderr
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_says_what_its_manager_needs(name: str) -> None:
+    settings = dict(re.findall(r"^(\w+)=(.+)$", (DEPLOY / name).read_text(), flags=re.MULTILINE))
+    assert settings["Type"] == "notify"
+    assert (settings["Restart"], settings["RestartPreventExitStatus"]) == ("on-failure", "2")
+    assert int(settings["TimeoutStopSec"]) >= GRACE_S
+    assert settings["KillMode"] == "mixed", "its children are ended by it"
+    assert settings["ExecStart"].split()[1] in COMMANDS
+    assert settings.get("ExecReload", "towline reload").split()[1] in COMMANDS
