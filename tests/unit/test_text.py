@@ -25,6 +25,8 @@ from towline.bridge.runtime.state import BridgeState
 from towline.errors import KafkaError, TowlineError
 from towline.gateway.process import configure_logging
 from towline.kafka.deadletters import DeadLetter, Reason
+from towline.kafka.markers import Marker
+from towline.kafka.markerstore import MarkerStore
 from towline.publisher.receipt import log
 from towline.text import printable, wrap_line
 
@@ -119,6 +121,36 @@ def test_dlq_show(
         assert json.loads(out)["first"][0]["topic"] == HOSTILE
     else:
         assert out.count("\n") == 3
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_dlq_replay(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
+) -> None:
+    def replay(*arguments: Any, **_: object) -> None:
+        counts: deadletters.ReplayCounts = arguments[3]
+        counts.replayed_by_topic[HOSTILE] = 1
+        counts.dead_by_reason[HOSTILE] = 1
+
+    file = tmp_path / "bridge.toml"
+    file.write_text(GOOD)
+    letters = SimpleNamespace(topic=HOSTILE, is_missing=True, unknown_sources=Counter([HOSTILE]), unreadable_records=0)
+    monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", lambda _: [letters])
+    monkeypatch.setattr("towline.bridge.deadletters.replay", replay)
+    code, out, _ = ran(capsys, "dlq", "replay", str(file), *more)
+    assert code == 1
+    assert "title" in out
+    assert_harmless(out)
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_kafka_marker_show(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    monkeypatch.setattr(MarkerStore, "read_markers", lambda _: {0: Marker(3, 1, writer=HOSTILE)})
+    _, out, _ = ran(capsys, "kafka", "marker", "show", "--kafka", "k:9092", "--sink", "x", *more)
+    assert "3" in out
+    assert_harmless(out)
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
