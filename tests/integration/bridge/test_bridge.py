@@ -176,9 +176,11 @@ def stops_in_time(bridge: Running, broker: Mosquitto, kafka: Kafka) -> None:
     assert deaf.process.has_ended()
 
 
-def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewMosquitto) -> None:
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewMosquitto, guarantee: str) -> None:
     broker = new_mosquitto(max_queued_messages="0")
     write(bridge, broker.port, f"127.0.0.1:{free_port()}", "t")
+    bridge.file.write_text(bridge.file.read_text().replace('"line"', f'"line"\nguarantee = "{guarantee}"'))
     bridge.start()
     bridge.said("messages are still received and wait on disk")
     wait_until(lambda: bridge.line()["gateway_running"], PATIENCE, "the gateway")
