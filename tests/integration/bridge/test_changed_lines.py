@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.integration.bridge.running import in_kafka
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.gateway.serving import served
 from towline.bridge.config.model import CONSUMER
+from towline.bridge.lines.account import LineNotes
 from towline.bridge.lines.identity import Identity
 from towline.bridge.uplink.query import UplinkQuery
 from towline_prove.devstack import Kafka
@@ -54,7 +56,7 @@ def test_settings_changed_between_two_runs(
 ) -> None:
     """Begun anew behind the last batch where Spark or the markers need it; what repeats are recognised by is kept."""
     name = topic()
-    sinks = []
+    sinks, repeats = [], []
     with served(tmp_path / "state" / "telemetry", name="telemetry") as server:
         for own, routed, count, total in RUNS:
             said = {"from": '"telemetry/{device}/#"', "key": '"{device}"', "topic": f'"{name}"'}
@@ -63,7 +65,8 @@ def test_settings_changed_between_two_runs(
             head = GOOD.partition("[[uplink.route]]")[0].replace("k1:9092", kafka.bootstrap)
             bridge = read(f"{head}{own}[[uplink.route]]\n{route}", tmp_path)
             end = server.add(count)
-            query = UplinkQuery(bridge, bridge.uplinks[0]).start(one_partition)
+            line = UplinkQuery(bridge, bridge.uplinks[0])
+            query = line.start(one_partition)
             try:
                 wait_until(
                     lambda: server.journal.consumers.get(CONSUMER) == end or not query.isActive,  # noqa: B023 - asked now
@@ -71,12 +74,17 @@ def test_settings_changed_between_two_runs(
                     f"the batch up to {end}",
                 )
                 assert query.isActive, query.exception()
+                query.processAllAvailable()
+                for progress in query.recentProgress:
+                    line.count_spark(json.loads(progress.json))
             finally:
                 query.stop()
             identity = Identity.read(tmp_path / "state" / "telemetry")
             assert identity is not None
             sinks.append(identity.sink.removeprefix("plant-7.telemetry"))
+            repeats.append(LineNotes.read(bridge.uplinks[0].checkpoint).spark_counts.get("deduplicated", 0))
             assert len(in_kafka(kafka.bootstrap, name)) == total, own
+    assert repeats == [0, 0, *[100] * 5], "all rows of the third run"
     assert sinks == ["", ".2", ".3", ".3", ".4", ".4", ".5"]
     keys = [key for key, _, _ in in_kafka(kafka.bootstrap, name)]
     assert keys[200:225] == [str(n).encode() for n in range(350, 375)]
