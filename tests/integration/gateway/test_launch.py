@@ -54,13 +54,14 @@ def settings(state_dir: Path, subscribe: str = "a/#", **more: object) -> Gateway
 
 
 @pytest.fixture
-def state_dir(tmp_path: Path) -> Iterator[Path]:
-    """A state directory; the gateway that serves it ends with the test."""
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state directory; the gateway that serves it ends with the test, and those of other tests don't count."""
+    children: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(launch, "_children", children)
     yield tmp_path / "state"
-    for child in launch._children:
+    for child in children:
         child.kill()
         child.wait()
-    launch._children.clear()
 
 
 def test_starters_at_the_same_moment_get_one_gateway_that_is_no_part_of_this_process(
