@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -157,6 +157,7 @@ def at(document: Any, path: tuple[str | int, ...]) -> Any:
 WRONG: tuple[Any, ...] = (4711, "no such word", [[1]], {"no": {"such": 1}})
 
 
+@example([(29, 2, {"no": {"such": 1}})])
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), st.sampled_from([*WRONG, None])), max_size=3))
 def test_what_check_finds_the_schema_refuses(wrong: list[tuple[int, int, object]]) -> None:
     """Keys that are gone, unknown or of another kind, in any tables together: `codes` takes nothing but mistakes."""
@@ -165,6 +166,8 @@ def test_what_check_finds_the_schema_refuses(wrong: list[tuple[int, int, object]
         places = [path for path in tables(document) if "settings" not in path]
         table = at(document, places[number % len(places)])
         name = [*table, "no_such_key"][key % (len(table) + 1)]
+        if name == "settings" and isinstance(value, dict):
+            continue  # names of librdkafka's properties: no schema has them
         table.pop(name, None)
         table |= {} if value is None else {name: deepcopy(value)}
     with tempfile.TemporaryDirectory() as directory:
