@@ -57,7 +57,7 @@ everything: archive
 lint: setup
 	@$(MAKE) --no-print-directory style
 
-check: setup ## style, types, import order, known vulnerabilities and the tests that need no broker; under 90 seconds
+check: setup ## style, types, import order, known vulnerabilities and the tests that need no broker; under a minute
 	@$(MAKE) --no-print-directory --jobs 2 style unit audit
 
 test: ## check, and the tests on real brokers; make soak has those that take minutes each
