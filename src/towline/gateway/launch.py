@@ -21,21 +21,24 @@ from towline.errors import ConfigError, GatewayError, GatewayUnreachable, Journa
 from towline.files import check_owner
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import ERROR_FILE, LOG_FILE, GatewayEndpoint, error_from
-from towline.processes import ProcessIdentity
 from towline.timing import poll_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from towline.gateway.settings import GatewaySettings
+    from towline.processes import ProcessIdentity
 
 #: Longest time for a new gateway to listen, in seconds: recovery of a large journal and the start of Python.
 START_TIMEOUT_S = 20.0
 
 #: Timeout for the status of a running gateway, in seconds.
 _STATUS_TIMEOUT_S = 5.0
+#: Longest wait for a replaced gateway to end, in seconds; then it is killed: what it acknowledged is on disk [I2].
+_END_TIMEOUT_S = 8.0
 #: Pause between two checks for the gateway's endpoint, in seconds.
 _POLL_S = 0.02
+_RETRIED = "It is retried; check that process if this repeats."
 #: Pause before the next attempt to start a gateway whose journal is locked, in seconds.
 _RETRY_S = 0.3
 #: Gateways started by this process, kept to reap them; it never stops them.
@@ -62,9 +65,9 @@ def ensure_running(
 
     The started gateway outlives this process and ends with ``owner_pid``; with ``detached`` in its settings it runs
     until `towline gateway --stop`. Concurrent callers get the same gateway. A gateway of the same owner with other
-    settings and without readers is replaced; any other one raises an error. With `replace` the running one is replaced
-    in any case: nobody may read from it. The new process loads before the former one ends, so that a line is without
-    gateway for a moment only. Output goes to `log`, by default ``gateway.log`` in the state directory.
+    settings and without readers is replaced; any other one raises an error. With `replace` the owner's is replaced in
+    any case, also one that hangs: nobody may read from it. The new process loads before the former one ends, so that a
+    line is without gateway for a moment only. Output goes to `log`, by default ``gateway.log`` in the state directory.
 
     Raises:
         ConfigError: TL-C25 if the state directory can't be used, TL-J23 if it is another user's, TL-C27 if a gateway
@@ -75,8 +78,9 @@ def ensure_running(
     state_dir = settings.state_dir.absolute()
     deadline = time.monotonic() + START_TIMEOUT_S
     with _start_lock(state_dir, deadline):
-        previous = GatewayEndpoint.read(state_dir) if replace else None
-        if not replace and (client := find_running(state_dir)):
+        endpoint = GatewayEndpoint.read(state_dir) if replace else None
+        previous = endpoint.process if endpoint is not None and endpoint.owner_pid == owner_pid else None
+        if previous is None and (client := find_running(state_dir)):
             if (previous := _replaceable_gateway(client, settings, owner_pid)) is None:
                 return client
             client.close()
@@ -97,8 +101,9 @@ def stop_running(state_dir: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     with _start_lock(state_dir.absolute(), deadline):
         endpoint = GatewayEndpoint.read(state_dir)
-        if endpoint is not None and endpoint.process.is_running():
-            _terminate(endpoint.process, deadline)
+        if endpoint is not None and not _terminate(endpoint.process, deadline - time.monotonic()):
+            location, problem = f"pid {endpoint.pid}", "the previous gateway has been ending"
+            raise _start_timeout(location, problem, _RETRIED)
 
 
 def prepare_state_dir(state_dir: Path) -> None:
@@ -124,28 +129,24 @@ def _start_lock(state_dir: Path, deadline: float) -> Iterator[None]:
     lock_fd = open_state_lock(state_dir)
     try:
         problem = "another process has been starting the gateway"
-        _wait_until(lambda: files.try_lock(lock_fd), deadline, str(state_dir), problem)
+        if not poll_until(lambda: files.try_lock(lock_fd), deadline - time.monotonic()):
+            raise _start_timeout(str(state_dir), problem, _RETRIED)
         yield
     finally:
         os.close(lock_fd)
-
-
-def _wait_until(is_done: Callable[[], bool], deadline: float, location: str, problem: str) -> None:
-    if not poll_until(is_done, deadline - time.monotonic()):
-        raise _start_timeout(location, problem, "It is retried; check that process if this repeats.")
 
 
 def _start_timeout(location: str, problem: str, remedy: str) -> GatewayUnreachable:
     return GatewayUnreachable("TL-G02", location, f"{problem} for {START_TIMEOUT_S:.0f} s", remedy)
 
 
-def _replaceable_gateway(client: GatewayClient, settings: GatewaySettings, owner_pid: int) -> GatewayEndpoint | None:
+def _replaceable_gateway(client: GatewayClient, settings: GatewaySettings, owner_pid: int) -> ProcessIdentity | None:
     """Return the running gateway if it has other settings and may be replaced; None if it has these; or TL-C27."""
     endpoint = GatewayEndpoint.read(settings.state_dir)
     if endpoint is None or endpoint.settings in ("", settings.digest()):
         return None
     if endpoint.owner_pid == owner_pid and not client.status()["readers"]:
-        return endpoint
+        return endpoint.process
     client.close()
     problem = (
         f'the gateway "{endpoint.name}" (pid {endpoint.pid}, since {endpoint.since}) runs here with other settings '
@@ -155,13 +156,16 @@ def _replaceable_gateway(client: GatewayClient, settings: GatewaySettings, owner
     raise ConfigError("TL-C27", str(settings.state_dir), problem, remedy)
 
 
-def _terminate(process: ProcessIdentity, deadline: float) -> None:
-    if not process.has_ended():
-        os.kill(process.pid, signal.SIGTERM)
-    _wait_until(process.has_ended, deadline, f"pid {process.pid}", "the previous gateway has been ending")
+def _terminate(process: ProcessIdentity, timeout_s: float) -> bool:
+    """End a process of this machine; return False if it still runs after the timeout."""
+    if process.is_running():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+            return poll_until(process.has_ended, timeout_s)
+    return True
 
 
-def _spawn(settings: bytes, log: Path, deadline: float, previous: GatewayEndpoint | None) -> subprocess.Popen[bytes]:
+def _spawn(settings: bytes, log: Path, deadline: float, previous: ProcessIdentity | None) -> subprocess.Popen[bytes]:
     """Start a gateway process; end the previous one when the new one has loaded its modules."""
     _children[:] = [child for child in _children if child.poll() is None]
     ours, theirs = socket.socketpair()
@@ -182,15 +186,16 @@ def _spawn(settings: bytes, log: Path, deadline: float, previous: GatewayEndpoin
         ours.settimeout(max(0.1, deadline - time.monotonic()))
         with contextlib.suppress(OSError):  # a process that has ended has written its error
             ours.recv(1)
-        if previous is not None and previous.process.is_running():
-            _terminate(previous.process, deadline)
+        if previous is not None and not _terminate(previous, _END_TIMEOUT_S):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(previous.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             ours.sendall(settings)
     return child
 
 
 def _start_until_running(
-    state_dir: Path, settings: bytes, log: Path, deadline: float, previous: GatewayEndpoint | None
+    state_dir: Path, settings: bytes, log: Path, deadline: float, previous: ProcessIdentity | None
 ) -> GatewayClient:
     """Start gateways until one answers: the previous one may still be ending, or another caller was quicker."""
     start_error: TowlineError | None = None

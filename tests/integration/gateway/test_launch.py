@@ -148,6 +148,19 @@ def test_an_idle_gateway_of_ours_is_replaced_when_settings_change_and_one_in_use
     assert (first["journal"], first["epoch"] + 1) == (second["journal"], second["epoch"])
     with ensure_running(settings(state_dir, "b/#"), owner_pid=me, replace=True) as client:
         assert client.status()["epoch"] == second["epoch"] + 1
+        with pytest.raises(ConfigError, match=r"runs here with other settings.*TL-C27"):
+            ensure_running(settings(state_dir), owner_pid=1, replace=True)
+        assert client.status()["epoch"] == second["epoch"] + 1
+
+
+def test_a_gateway_that_hangs_is_killed_when_it_is_replaced(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_END_TIMEOUT_S", 0.5)
+    with ensure_running(settings(state_dir), owner_pid=os.getpid()) as client:
+        first = client.status()
+    os.kill(first["pid"], signal.SIGSTOP)
+    with ensure_running(settings(state_dir), owner_pid=os.getpid(), replace=True) as client:
+        second = client.status()
+    assert (first["journal"], first["epoch"] + 1) == (second["journal"], second["epoch"])
 
 
 def test_a_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
