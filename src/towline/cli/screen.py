@@ -74,8 +74,8 @@ def terminal_text(text: str, stream: TextIO | None = None) -> str:
 
 
 def json_text(values: Any, *, indent: int | None = None) -> str:
-    """Return JSON and a line feed, in visible ASCII: JSON itself escapes all but DEL."""
-    return json.dumps(values, indent=indent).replace("\x7f", "\\u007f") + "\n"
+    """Return JSON and a line feed, in visible ASCII."""
+    return json.dumps(values, indent=indent) + "\n"
 
 
 def print_lines(lines: Iterable[str], stream: TextIO | None = None) -> None:

@@ -406,8 +406,8 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
 
     def _on_wait_delivered(self, end_offset: Number, timeout_s: Seconds, cancelled: Callable[[], bool]) -> Any:
         """Wait until every message of the outbox below ``end_offset`` is delivered, refused or expired."""
-        is_done, outbox = self._long_poll.wait, self._require_outbox()
-        return {"done": is_done(lambda: outbox.is_done_below(end_offset), min(timeout_s, MAX_WAIT_S), cancelled)}
+        outbox, timeout_s = self._require_outbox(), min(timeout_s, MAX_WAIT_S)
+        return {"done": self._long_poll.wait(lambda: outbox.is_done_below(end_offset), timeout_s, cancelled)}
 
     def _on_refused(self, operation: Literal["page", "replay", "drop"], offset: Number) -> Any:
         """Call a method of `RefusedMessages` on the pump's thread: list, replay or drop a page of refused messages.

@@ -63,7 +63,7 @@ class Drain:
         self.idle_s = idle_s
         #: Activity when the idle time began (None: not idle), the time of that, and the PINGREQs sent since.
         self._last_activity: tuple[int, ...] | None = None
-        self.idle_since, self._probes_sent = 0.0, 0
+        self._idle_since, self._probes_sent = 0.0, 0
 
     def advance(
         self,
@@ -104,13 +104,13 @@ class Drain:
     ) -> bool:
         """Return True if the session was idle for `idle_s` seconds and every PINGREQ of that time is answered."""
         if activity is None or activity != self._last_activity:
-            self._last_activity, self.idle_since, self._probes_sent = activity, now, 0
+            self._last_activity, self._idle_since, self._probes_sent = activity, now, 0
         if activity is None:
             return False
-        if self._probes_sent < _PROBES and now >= self.idle_since + self.idle_s * self._probes_sent / _PROBES:
+        if self._probes_sent < _PROBES and now >= self._idle_since + self.idle_s * self._probes_sent / _PROBES:
             self._probes_sent, probes_answered = self._probes_sent + 1, False
             send_probe()
-        next_probe_at = self.idle_since + self.idle_s * self._probes_sent / _PROBES
+        next_probe_at = self._idle_since + self.idle_s * self._probes_sent / _PROBES
         self.next_check_at = next_probe_at if next_probe_at > now else None
         return probes_answered and self._probes_sent == _PROBES and now >= next_probe_at
 

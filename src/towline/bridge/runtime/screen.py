@@ -123,7 +123,7 @@ class JsonScreen:
             timestamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
             level_name = logging.getLevelName(level).lower()
             fields |= {"event": event, "level": level_name, "timestamp": timestamp}
-            self._plain.write(json.dumps(fields).replace("\x7f", "\\u007f"))  # JSON escapes all but DEL
+            self._plain.write(json.dumps(fields))
 
 
 class LiveScreen:
