@@ -367,12 +367,10 @@ class GatewayClient:
         return self._call_action("refused", operation=operation, offset=offset)
 
     def close(self) -> None:
-        """Close the connection; the gateway keeps running."""
+        """Close the connection after the calls of other threads; the gateway keeps running."""
         self._lease_ended.set()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                connection.close()
+        # The last reference closes it: FlightClient.close() frees what a call on another thread is using (SIGSEGV).
+        self._connection = None
 
     def _call_action(self, kind: str, timeout_s: float = CALL_TIMEOUT_S, /, **fields: object) -> dict[str, Any]:
         """Call the method ``_on_<kind>`` of `towline.gateway.service` with these arguments."""

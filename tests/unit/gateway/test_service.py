@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +48,37 @@ def test_large_rows_come_in_batches_below_the_bound(server: Served, client: Gate
     batches = list(client.read(server.journal.journal_id, 1, 18))
     assert all(batch.nbytes <= BATCH_BYTES or batch.num_rows == 1 for batch in batches)
     assert [offset for batch in batches for offset in batch.column("offset").to_pylist()] == list(range(1, 18))
+
+
+CLOSE_DURING_CALLS = """
+import sys, threading, time
+from pathlib import Path
+from tests.unit.gateway.serving import served
+from towline.gateway.client import GatewayClient
+
+with served(Path(sys.argv[1])) as server:
+    for attempt in range(300):
+        client, ended = GatewayClient(server.location), threading.Event()
+        def call():
+            while not ended.is_set():
+                assert client.status()["end"] == 0
+        threads = [threading.Thread(target=call) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        time.sleep(attempt % 10 * 0.0005)
+        client.close()
+        ended.set()
+        for thread in threads:
+            thread.join()
+print("done")
+"""
+
+
+def test_a_client_is_closed_while_other_threads_call(tmp_path: Path) -> None:
+    """As when a query stops during a slow poll: closing a FlightClient in use ends the process with SIGSEGV."""
+    command = [sys.executable, "-c", CLOSE_DURING_CALLS, str(tmp_path / "state")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
 
 
 def test_a_range_that_is_not_there_is_named_with_the_ways_out(tmp_path: Path) -> None:
