@@ -13,8 +13,8 @@ ROLES ?= gateway,jvm,driver,bridge,worker,kafka
 
 # A file's tests share their brokers, so a file stays with one worker; those with a session of Spark stay together, for
 # they share a JVM (tests/conftest.py). The files keep their order: those with real brokers come first, and the small
-# ones fill the end.
-SPREAD := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# ones fill the end. A worker that crashes ends the run: xdist does not reschedule its files, and the run would hang.
+SPREAD := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiled modules are kept, whatever a container says: tests and a bridge start Python hundreds of times.
