@@ -17,7 +17,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from itertools import chain, zip_longest
@@ -30,7 +30,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from towline.errors import BrokerError, ConfigError, TowlineError, Unreachable
 from towline.net.endpoint import Endpoint, Proxy, error_text, http_status, tls_port_hint
-from towline.net.tls import Tls, certificate_problem, tls_error
+from towline.net.tls import Tls, tls_error
 from towline.text import printable
 from towline.threads import call_in_thread
 
@@ -556,21 +556,16 @@ class _ConnectionAttempt:
         """Start TLS on a socket; `undo` closes the TLS socket.
 
         Raises:
-            Unreachable: TL-M07, the broker's certificate is not accepted.
             ConfigError: TL-C30, invalid server name.
         """
         self.translate_error = partial(tls_error, tls=tls, location=self._location)
         name = tls.server_name or self._endpoint.host
         try:
             tls_socket = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
-            undo.enter_context(tls_socket).do_handshake()
-        except ssl.SSLCertVerificationError as error:
-            certificate = _unverified_certificate(tls_socket)
-            problem, remedy = certificate_problem(error.verify_code, error.verify_message, name, certificate)
-            raise Unreachable("TL-M07", self._location, problem, remedy) from error
         except ValueError:  # invalid name; includes UnicodeError
             problem = f'"{name}" can\'t be the name of a server'
             raise ConfigError("TL-C30", self._location, problem, "Set tls.server_name.") from None
+        undo.enter_context(tls_socket).do_handshake()
         return tls_socket
 
     def open_websocket(self, sock: socket.socket, framing: WebSocketFraming, tls: Tls | None) -> bytes:
@@ -637,15 +632,3 @@ def _set_socket_options(sock: socket.socket, keep_alive_s: int) -> None:
     for name, value in options.items():
         if value and hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), min(value, _MAX_KEEPALIVE_S))
-
-
-def _unverified_certificate(tls_socket: socket.socket) -> Mapping[str, Any]:
-    """Return a rejected certificate in the format of `getpeercert`; empty if unavailable.
-
-    Before Python 3.13 no public method returns the chain of a failed handshake.
-    """
-    with contextlib.suppress(Exception):
-        info = tls_socket._sslobj.get_unverified_chain()[0].get_info()  # type: ignore[attr-defined]  # noqa: SLF001
-        if isinstance(info, dict):
-            return info
-    return {}

@@ -6,7 +6,6 @@ import socket
 import ssl
 import subprocess
 import threading
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -52,15 +51,11 @@ def greeting(broker: Mosquitto, tls: Tls, host: str = "localhost") -> bytes | Br
         transport.close()
 
 
-def day(days: int) -> str:
-    return f"{datetime.now(UTC) + timedelta(days=days):%Y-%m-%d}"
-
-
 def test_an_expired_certificate(new_mosquitto: NewMosquitto, authority: Authority) -> None:
     broker = new_mosquitto(**authority.listener("localhost", days=(-60, -3)))
     assert refusal(broker, Tls(ca_file=authority.ca_file)) == (
-        f'mqtts://localhost:PORT: the server\'s certificate for "localhost" expired on {day(-3)}. '
-        "The broker needs a new one; is the clock of this machine right?   [TL-M07]"
+        "mqtts://localhost:PORT: the server's certificate is not accepted (certificate has expired). "
+        "The broker needs a valid one; is the clock of this machine right?   [TL-M07]"
     )
 
 
@@ -81,13 +76,13 @@ def test_an_authority_made_by_mosquittos_manual(new_mosquitto: NewMosquitto, tmp
     broker = new_mosquitto(certfile=str(tmp_path / "server.crt"), keyfile=str(tmp_path / "server.key"))
     ca_file = tmp_path / "ca.crt"
     assert refusal(broker, Tls(ca_file=ca_file)) == (
-        "mqtts://localhost:PORT: the server's certificate for \"localhost\", or its authority's, breaks the rules of "
-        "RFC 5280 (CA cert does not include key usage extension). Reissue it and its authority by these "
-        "rules, or set tls.strict = false: the rest is verified.   [TL-M07]"
+        "mqtts://localhost:PORT: the server's certificate is not accepted (CA cert does not include key usage "
+        "extension). Reissue it and its authority by RFC 5280, or set tls.strict = false: the rest is verified."
+        "   [TL-M07]"
     )
     assert isinstance(greeting(broker, Tls(ca_file=ca_file, strict=False)), bytes)
-    assert 'is for "localhost", not "127.0.0.1"' in refusal(broker, Tls(ca_file=ca_file, strict=False), "127.0.0.1")
-    assert "is not trusted" in refusal(broker, Tls(strict=False))
+    assert "is not valid for '127.0.0.1'" in refusal(broker, Tls(ca_file=ca_file, strict=False), "127.0.0.1")
+    assert "set tls.ca_file" in refusal(broker, Tls(strict=False))
 
 
 def test_a_client_certificate_is_asked_for(new_mosquitto: NewMosquitto, authority: Authority, tmp_path: Path) -> None:
@@ -161,7 +156,7 @@ def test_the_gateway_says_it_and_goes_on_when_it_is_mended(
     gateway.start()
     status = wait_until(lambda: s if (s := gateway.status())["last_error"] else None, what="an error")
     assert status["last_error"]["code"] == "TL-M07"
-    assert 'is for "broker.local", not "localhost"' in status["last_error"]["text"]
+    assert "is not valid for 'localhost'" in status["last_error"]["text"]
     broker.stop()
     mended = authority.listener("localhost")
     Path(broker.settings["certfile"]).write_bytes(Path(mended["certfile"]).read_bytes())
