@@ -423,7 +423,7 @@ def connect(
     tls, proxy, timeout_s = settings.tls if endpoint.tls else None, settings.proxy_endpoint, settings.connect_timeout_s
     context = tls.context() if tls else None  # before connecting: errors in its files are permanent
     framing = WebSocketFraming(endpoint, headers, query) if endpoint.websocket else None
-    attempt = _ConnectionAttempt(endpoint, settings.source_address, timeout_s + _ABANDONED_ATTEMPT_S)
+    attempt = _ConnectionAttempt(endpoint, timeout_s + _ABANDONED_ATTEMPT_S)
 
     def open_transport() -> Transport:
         with contextlib.ExitStack() as cleanup:
@@ -454,10 +454,9 @@ class _ConnectionAttempt:
     All steps except the DNS lookup and the proxy handshake end `timeout_s` seconds after the constructor.
     """
 
-    def __init__(self, endpoint: Endpoint, source_address: str | None, timeout_s: float) -> None:
+    def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
         self._endpoint = endpoint
         self._location = str(endpoint)
-        self._source_address = source_address
         self._deadline = time.monotonic() + timeout_s
         #: Errors of single addresses.
         self._failures: list[BaseException] = []
@@ -469,24 +468,21 @@ class _ConnectionAttempt:
 
     def connect_directly(self) -> socket.socket:
         """Connect to a Unix socket, or to the first address of a host that answers."""
-        endpoint, source = self._endpoint, self._source_address
+        endpoint = self._endpoint
         addresses: list[Address] = [(socket.AF_UNIX, endpoint.path)]
         if endpoint.scheme != "unix":
-            family = socket.AF_UNSPEC if source is None else socket.AF_INET6 if ":" in source else socket.AF_INET
-            answers = socket.getaddrinfo(endpoint.host, endpoint.port, family, socket.SOCK_STREAM)
+            answers = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
             addresses = interleave_families((family, address) for family, _, _, _, address in answers)
         self.translate_error = partial(self._connect_error, len(addresses))
         return self._connect_to_first(addresses)
 
     def _resolve_error(self, error: Exception) -> TowlineError:
         reason = error_text(error) if isinstance(error, OSError) else "not a host name"
-        constraint = f" that fits source_address {self._source_address}" if self._source_address else ""
-        problem = f'no address for "{self._endpoint.host}"{constraint} ({reason})'
+        problem = f'no address for "{self._endpoint.host}" ({reason})'
         return Unreachable("TL-M01", self._location, problem, "Check the broker's host, and the DNS of this machine.")
 
     def _connect_error(self, address_count: int, error: Exception) -> TowlineError:
         target = f" to any of {address_count} addresses" if address_count > 1 else ""
-        target += f" from {self._source_address}" if self._source_address else ""
         reasons = "; ".join([*dict.fromkeys(map(error_text, [*self._failures, error]))][:_SHOWN_REASONS])
         cause = "its socket accessible" if self._endpoint.scheme == "unix" else "the port right"
         problem = f"no connection{target} ({reasons})"
@@ -497,8 +493,7 @@ class _ConnectionAttempt:
         untried, attempts = deque(addresses), set[Future[socket.socket]]()
         while untried or attempts:
             if untried:
-                target = (*untried.popleft(), self._source_address, self.remaining_s())
-                attempts.add(_start_call(partial(_connect_socket, *target)))
+                attempts.add(_start_call(partial(_connect_socket, *untried.popleft(), self.remaining_s())))
                 if time.monotonic() > self._deadline:
                     untried.clear()
             finished_attempts, attempts = wait(attempts, ATTEMPT_STAGGER_S if untried else None, FIRST_COMPLETED)
@@ -543,10 +538,8 @@ class _ConnectionAttempt:
         self.translate_error = translate_error
         proxy_type = python_socks.ProxyType.HTTP if http else python_socks.ProxyType.SOCKS5
         connector = Connector(proxy_type, proxy.host, proxy.port, proxy.username or "", proxy.password(), rdns=True)
-        local_addr = (self._source_address, 0) if self._source_address else None
-        options: dict[str, Any] = {"timeout": self.remaining_s(), "local_addr": local_addr}
         try:
-            return connector.connect(self._endpoint.host, self._endpoint.port, **options)
+            return connector.connect(self._endpoint.host, self._endpoint.port, timeout=self.remaining_s())
         except python_socks.ProxyError as error:  # not an OSError
             raise translate_error(error) from None
 
@@ -600,14 +593,12 @@ def interleave_families(addresses: Iterable[Address]) -> list[Address]:
     return [candidate for candidate in chain.from_iterable(zip_longest(*families.values())) if candidate is not None]
 
 
-def _connect_socket(family: int, address: Any, source_address: str | None, timeout_s: float) -> socket.socket:
+def _connect_socket(family: int, address: Any, timeout_s: float) -> socket.socket:
     deadline = time.monotonic() + timeout_s
     sock = socket.socket(family, socket.SOCK_STREAM)  # fails without IPv6
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(sock.close)
         sock.settimeout(timeout_s)
-        if source_address is not None:
-            sock.bind((source_address, 0))
         while (error_code := sock.connect_ex(address)) == errno.EAGAIN and time.monotonic() < deadline:
             time.sleep(0.02)  # unix(7): the listener's backlog is full, and poll can't wait for it
         if error_code:

@@ -5,7 +5,6 @@ A further option is one field of `ConnectionSettings` and the code that uses it;
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,13 +53,6 @@ _WEBSOCKET_URL: Final = re.compile(r"wss?://[^?]*\?")
 Headers = tuple[tuple[str, str], ...]
 _Seconds = Annotated[int, Field(ge=0, le=_NEVER_EXPIRES)]
 _Pause = Annotated[float, Field(gt=0, le=_MAX_DELAY_S)]
-
-
-def _parse_ip_address(value: str) -> str:
-    try:
-        return str(ipaddress.ip_address(value))
-    except ValueError:
-        raise ValueError("must be an IP address of this machine") from None
 
 
 def _parse_user_properties(text: str) -> list[Any]:
@@ -165,8 +157,6 @@ class ConnectionSettings(SettingsModel):
         authenticator: Enhanced authentication (MQTT 5): ``package.module:factory``, called with user name and password,
             returns an Authenticator (docs/publishers.md#enhanced-authentication).
         tls: Verification of the broker and the client's certificate, with ``mqtts://`` and ``wss://``.
-        source_address: Local address of connections to brokers, for a firewall rule or a second network; default the
-            system's choice.
         proxy: ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT`` between this machine and the brokers.
         proxy_password_file: Holds the proxy password.
         protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 if the broker rejects it, closes the
@@ -196,7 +186,6 @@ class ConnectionSettings(SettingsModel):
     token_provider: FunctionName | None = None
     authenticator: FunctionName | None = None
     tls: Tls = Tls()
-    source_address: Annotated[str, AfterValidator(_parse_ip_address)] | None = None
     proxy: _Secret | None = None
     proxy_password_file: Path | None = None
     protocol: ProtocolName = "5"
@@ -240,17 +229,14 @@ class ConnectionSettings(SettingsModel):
         """Validate settings that depend on each other.
 
         Raises:
-            ValueError: Two passwords, an invalid proxy, or a setting that a Unix socket does not have.
+            ValueError: Two passwords, an invalid proxy, or one in front of a Unix socket.
         """
         if self.password_file and self.token_provider:
             raise ValueError("password_file and token_provider both give the password; keep one")
         if self.proxy_password_file and not self.proxy:
             raise ValueError("proxy_password_file needs proxy")
-        unix = any(broker.scheme == "unix" for broker in brokers)
-        if self.proxy_endpoint and unix:
+        if self.proxy_endpoint and any(broker.scheme == "unix" for broker in brokers):
             raise ValueError("a Unix socket is not reached through a proxy")
-        if self.source_address and unix:
-            raise ValueError("a Unix socket has no source_address")
 
     def session_config(
         self, client_id: str, location: str, filters: tuple[Filter, ...] = (), **overrides: Any

@@ -55,8 +55,6 @@ def opened(uri: str | list[str] = URI, **settings: Any) -> Client:
         ({"receive_maximum": 0}, "receive_maximum: must be at least 1"),
         ({"connect_timeout_s": float("nan")}, "connect_timeout_s: must be at most 600"),
         ({"client_id": "a\0b"}, "client_id: it has a surrogate or U+0000 [MQTT-1.5.4-1, -2]"),
-        ({"source_address": "eth0"}, "source_address: must be an IP address of this machine"),
-        ({"source_address": "10.0.0.1", "uri": "unix:///run/b"}, "a Unix socket has no source_address"),
         ({"keepalive": 5}, 'keepalive: no such setting. Did you mean "keep_alive_s"?'),
         ({"password": 5}, "password: must be bytes or text"),
         ({"subscribe": 5}, "subscribe: must be a topic filter, or a list of them"),

@@ -129,15 +129,6 @@ def test_all_addresses_fail_and_each_reason_is_told_once(monkeypatch: pytest.Mon
         assert "to any of 2 addresses (connection refused; no answer within 0.5 s)" in said
 
 
-def test_a_source_address_that_is_not_here_is_told() -> None:
-    """192.0.2.0/24 is for documentation (RFC 5737)."""
-    said = refusal(f"mqtt://{LOOPBACK}:{free_port()}", source_address="192.0.2.1")
-    assert "no connection from 192.0.2.1 (" in said
-    assert said.endswith("[TL-M01]")
-    said = refusal(f"mqtt://{LOOPBACK}:{free_port()}", source_address="::1")
-    assert f'no address for "{LOOPBACK}" that fits source_address ::1' in said
-
-
 def test_a_result_that_comes_too_late_is_discarded() -> None:
     go = threading.Event()
     discarded: list[int] = []
