@@ -124,7 +124,7 @@ def test_a_part_of_the_bridge(
 def test_a_publisher_in_an_application(
     fault: Callable[..., NoReturn], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = ClientSettings(username="u", password=SECRET, websocket_headers={"Authorization": SECRET})
+    settings = ClientSettings(username="u", password=SECRET)
     assert SECRET not in repr(settings)
     with Publisher("mqtt://127.0.0.1:1", state_dir=tmp_path / "outbox", settings=settings) as publisher:
         publisher.publish("t", b"x").at_broker.add_done_callback(fault)
@@ -171,7 +171,7 @@ def test_what_the_jvm_is_started_with_names_no_secret_of_spark(tmp_path: Path, m
 
 def test_no_field_that_holds_a_secret_is_in_the_text_of_its_object() -> None:
     """What is printed, logged or told by an error may be any object."""
-    names = re.compile("(password|token|secret|websocket_headers)$")
+    names = re.compile("(password|token|secret)$")
     shown: set[str] = set()
     for module in pkgutil.walk_packages(towline.__path__, "towline."):
         if module.name.endswith("__main__"):

@@ -124,7 +124,7 @@ class WebSocketFraming:
     Args:
         endpoint: Host and path of the request.
         headers: Further request headers (`header_problem`).
-        query: Query in place of the endpoint's.
+        query: Query of the request; it may be a secret.
 
     Attributes:
         open: The server has opened the WebSocket.
@@ -133,7 +133,7 @@ class WebSocketFraming:
 
     def __init__(self, endpoint: Endpoint, headers: Sequence[tuple[str, str]] = (), query: str = "") -> None:
         self._endpoint = endpoint
-        self._target = endpoint.path + (f"?{query}" if (query := query or endpoint.query) else "")
+        self._target = f"{endpoint.path}?{query}" if query else endpoint.path
         self._headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
         self._websocket = WSConnection(ConnectionType.CLIENT)
         self.end_reason: str | None = None
@@ -413,7 +413,7 @@ def connect(
         keep_alive_s: A peer without TCP acknowledgements for 1.5 times this long is dropped; from 1.
         cancelled: Polled while connecting; True ends the attempt.
         headers: Further headers of the WebSocket request.
-        query: Query of that request, in place of the endpoint's.
+        query: Query of that request.
 
     Raises:
         Unreachable: TL-M01 no connection, TL-M02 TLS failed, TL-M07 the broker's certificate, TL-M09 the client's

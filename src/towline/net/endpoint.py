@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
@@ -25,8 +25,6 @@ _MAX_UNIX_PATH_BYTES: Final = 107
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 #: URI path (RFC 3986 section 3.3); no control character may reach a request line.
 _URI_PATH: Final = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
-#: URI query (RFC 3986 section 3.4).
-_URI_QUERY: Final = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/?-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +36,19 @@ class Endpoint:
         host: Name or address; ``localhost`` for a Unix socket.
         port: TCP port; 0 for a Unix socket.
         path: Path of the WebSocket resource or of the Unix socket; empty for plain MQTT.
-        query: Query of the WebSocket resource, without ``?``; never shown, because a presigned URL has a secret in it.
     """
 
     scheme: Scheme
     host: str
     port: int
     path: str = ""
-    query: str = field(default="", repr=False)
 
     @classmethod
     def parse(cls, uri: str) -> Self:
-        """Parse ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://HOST[:PORT][/PATH][?QUERY]``, ``wss://``, ``unix://``.
+        """Parse ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://HOST[:PORT][/PATH]``, ``wss://``, ``unix://``.
 
         Raises:
-            ValueError: Any other URI, and one with credentials, which would appear in every log.
+            ValueError: Any other URI, and one with credentials or a query, which would appear in every log.
         """
         try:
             parts = urlsplit(uri if "://" in uri else f"mqtt://{uri}")
@@ -64,13 +60,11 @@ class Endpoint:
         if parts.username is not None or parts.password is not None:
             raise ValueError("a broker URI carries no user or password; use username and password_file")
         scheme = cast("Scheme", parts.scheme)
-        if parts.fragment or (parts.query and scheme not in {"ws", "wss"}):
-            raise ValueError("a broker URI ends with its path: no #, and ? with ws:// and wss:// only")
-        if parts.query and (problem := query_problem(parts.query)):
-            raise ValueError(problem)
+        if parts.fragment or parts.query:
+            raise ValueError("a broker URI ends with its path: no #, and instead of ? use websocket_query_file")
         if scheme == "unix":
             return cls(scheme, "localhost", 0, _unix_path(parts))
-        return cls(scheme, _host(parts), _port(parts), _web_path(parts), parts.query)
+        return cls(scheme, _host(parts), _port(parts), _web_path(parts))
 
     @property
     def tls(self) -> bool:
@@ -88,8 +82,7 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        path = f"{self.path}?…" if self.query else self.path
-        return f"unix://{path}" if self.scheme == "unix" else f"{self.scheme}://{self.authority}{path}"
+        return f"unix://{self.path}" if self.scheme == "unix" else f"{self.scheme}://{self.authority}{self.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +160,6 @@ def tls_port_hint(uri: str) -> str:
     if scheme in {"mqtts", "wss"}:
         return f" Is it a port without TLS? That is {scheme[:-1]}://{rest}, which anyone on the way can read."
     return f" Is it a port for TLS? That is {scheme}s://{rest}." if scheme in DEFAULT_PORTS else ""
-
-
-def query_problem(query: str) -> str | None:
-    """Return the reason why a WebSocket request can't have a query, or None; never with the query: it may be secret."""
-    return None if _URI_QUERY.fullmatch(query) else "the query of a WebSocket URI has characters that a URI can't have"
 
 
 def _host(parts: SplitResult) -> str:

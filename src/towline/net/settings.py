@@ -28,7 +28,7 @@ from towline.mqtt.events import Authenticator, Filter, SessionConfig
 from towline.mqtt.rules import check_config, filter_problem, message_problem, topic_problem
 from towline.mqtt.versions import LEVELS_OF_SETTING
 from towline.net.connecting import Transport, call_with_timeout, connect, header_problem
-from towline.net.endpoint import Endpoint, Proxy, query_problem
+from towline.net.endpoint import Endpoint, Proxy
 from towline.net.tls import Tls
 from towline.options import OptionSpelling, parse_list
 from towline.providers import call_provider, read_secret
@@ -49,6 +49,8 @@ _NEVER_EXPIRES: Final = 0xFFFFFFFF
 #: Largest MQTT password in bytes: binary data with a length of two bytes [MQTT 5 section 3.1.3.6].
 _MAX_PASSWORD_BYTES: Final = 0xFFFF
 _WEBSOCKET_URL: Final = re.compile(r"wss?://[^?]*\?")
+#: URI query (RFC 3986 section 3.4).
+_URI_QUERY: Final = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/?-]+")
 
 Headers = tuple[tuple[str, str], ...]
 _Seconds = Annotated[int, Field(ge=0, le=_NEVER_EXPIRES)]
@@ -178,7 +180,7 @@ class ConnectionSettings(SettingsModel):
         reconnect_max_delay_s: Longest pause.
         websocket_headers_file: Further headers of the WebSocket request, ``Name: value`` a line; a file, because a
             header may be a secret.
-        websocket_query_file: Query of the WebSocket request, in place of the URI's, or a whole presigned URL.
+        websocket_query_file: Query of the WebSocket request, or a whole presigned URL, which is a secret.
     """
 
     username: _Secret | None = None
@@ -264,8 +266,6 @@ class ConnectionSettings(SettingsModel):
 def _check_brokers(text: str) -> str:
     if not text.strip(" ,"):
         raise ValueError("must be mqtt://HOST[:PORT], several with a comma between them")
-    if "?" in text:  # Spark shows its options, and a presigned query is a secret
-        raise ValueError("a query is given as webSocketQueryFile")
     return text
 
 
@@ -365,8 +365,8 @@ class BrokerConnection:
             Unreachable: TL-C179, the provider returned no password; the next attempt may succeed.
         """
         settings, session_config = self.settings, self.session
-        headers: Headers = tuple(settings.websocket_headers.items()) if isinstance(settings, ClientSettings) else ()
-        password, authenticator, query = session_config.password, session_config.authenticator, ""
+        password, authenticator = session_config.password, session_config.authenticator
+        headers, query = Headers(), ""
         if settings.password_file is not None:
             password = read_secret("password_file", settings.password_file, _check_password)
         elif settings.token_provider is not None:
@@ -376,7 +376,7 @@ class BrokerConnection:
             name, location = settings.authenticator, session_config.location
             authenticator = call_provider(name, location, _check_authenticator, "an Authenticator", *arguments)
         if settings.websocket_headers_file is not None:
-            headers += read_secret("websocket_headers_file", settings.websocket_headers_file, _parse_headers)
+            headers = read_secret("websocket_headers_file", settings.websocket_headers_file, _parse_headers)
         if settings.websocket_query_file is not None:
             query = read_secret("websocket_query_file", settings.websocket_query_file, _parse_query)
         return {"password": password, "authenticator": authenticator}, headers, query
@@ -431,8 +431,8 @@ def _parse_headers(content: bytes) -> Headers:
 def _parse_query(content: bytes) -> str:
     """Return the query, or the query part of a presigned URL."""
     query = _WEBSOCKET_URL.sub("", content.decode("latin-1").strip(), count=1).removeprefix("?")
-    if problem := query_problem(query):
-        raise ValueError(problem)
+    if not _URI_QUERY.fullmatch(query):
+        raise ValueError("the query of a WebSocket URI has characters that a URI can't have")
     return query
 
 
@@ -470,7 +470,6 @@ class ClientSettings(Arguments, ConnectionSettings):
         keep_alive_s: As above, 0 for none.
         receive_maximum: As above; smaller by default, because received messages are in memory.
         max_packet_bytes: As above, without a lower limit.
-        websocket_headers: Further headers of the WebSocket request.
     """
 
     authenticator: Any = None
@@ -480,14 +479,6 @@ class ClientSettings(Arguments, ConnectionSettings):
     keep_alive_s: Annotated[int, Field(ge=0, le=65535)] = 60
     receive_maximum: Annotated[int, Field(ge=1, le=65535)] = 1000
     max_packet_bytes: Annotated[int, Field(ge=1, le=_MAX_PACKET_BYTES)] = 64 << 20
-    websocket_headers: Mapping[str, str] = Field(default_factory=dict, repr=False)
-
-    @field_validator("websocket_headers")
-    @classmethod
-    def _check_headers(cls, value: Mapping[str, str]) -> Mapping[str, str]:
-        if problem := next(filter(None, (header_problem(*header) for header in value.items())), None):
-            raise ValueError(problem)
-        return value
 
     def connection(
         self,

@@ -55,27 +55,31 @@ def will_of(name: str) -> WillSettings:
 
 
 @pytest.fixture
-def faces(new_gateway: NewGateway) -> dict[str, Face]:
+def faces(new_gateway: NewGateway, tmp_path: Path) -> dict[str, Face]:
+    files: dict[str, Any] = {"websocket_headers_file": tmp_path / "headers", "websocket_query_file": tmp_path / "query"}
+    files["websocket_headers_file"].write_text("".join(f"{header}: {value}\n" for header, value in HEADERS.items()))
+    files["websocket_query_file"].write_text("sig=s3cret")
+
+    def client_settings(name: str) -> ClientSettings:
+        return ClientSettings(will=will_of(name), **files)
+
     @contextlib.contextmanager
     def gateway(uri: str, name: str, place: Path) -> Iterator[object]:
-        file = place / "headers"
-        file.write_text("".join(f"{header}: {value}\n" for header, value in HEADERS.items()))
+        del place
         will = {**WILL, "topic": WILL["topic"].format(name)}
-        running = new_gateway(uri, name, will=will, websocket_headers_file=file)
+        running = new_gateway(uri, name, will=will, **files)
         running.start()
-        assert running.until(state="online")["broker"].endswith("/mqtt?…")
+        assert running.until(state="online")["broker"].endswith("/mqtt")
         yield running
         assert "s3cret" not in running.log.read_text()
 
     def client(uri: str, name: str, place: Path) -> contextlib.AbstractContextManager[object]:
         del place
-        return Client(uri, client_id=name, settings=ClientSettings(will=will_of(name), websocket_headers=HEADERS))
+        return Client(uri, client_id=name, settings=client_settings(name))
 
     @contextlib.contextmanager
     def publisher(uri: str, name: str, place: Path) -> Iterator[object]:
-        with Publisher(
-            uri, state_dir=place / name, settings=ClientSettings(will=will_of(name), websocket_headers=HEADERS)
-        ) as made:
+        with Publisher(uri, state_dir=place / name, settings=client_settings(name)) as made:
             made.publish("hello", b"").at_broker.result(60)
             yield made
 
@@ -96,7 +100,7 @@ def test_will_and_websocket_headers(new_mosquitto: NewMosquitto, faces: dict[str
         relays = {name: Overheard(("127.0.0.1", port)) for name in faces}
         for name, face in faces.items():
             with relays[name] as relay:
-                stack.enter_context(face(f"ws://{relay.address}/mqtt?sig=s3cret", name, tmp_path))
+                stack.enter_context(face(f"ws://{relay.address}/mqtt", name, tmp_path))
         wait_until(lambda: len(wills) == len(faces), 60, "the wills")
     watcher.disconnect()
     watcher.loop_stop()
