@@ -151,15 +151,6 @@ class WebSocketFraming:
         question = f"Is this port a WebSocket listener?{'' if self._endpoint.tls else tls_port_hint(location)}"
         return Unreachable("TL-M14", location, problem, remedy or question)
 
-    def _http_error(self, status: int) -> Unreachable:
-        remedy = f'Is "{self._endpoint.path}" the right path?'
-        if status in {401, 403}:
-            remedy = "A server in front of the broker requires a login, which Towline does not support."
-        elif status == 426 or status >= 500:
-            remedy = "Is the broker behind it up, and does it take WebSockets?"
-        problem = f"the server answers HTTP {http_status(status)} instead of opening a WebSocket"
-        return self.websocket_error(problem, remedy)
-
     def receive(self, data: bytes) -> tuple[bytes, bytes]:
         """Process received bytes, ``b""`` for a closed connection; the reply to `opening_request` comes first.
 
@@ -186,9 +177,7 @@ class WebSocketFraming:
                     break  # frames behind it are ignored
         except RemoteProtocolError as error:  # in the opening response: later, wsproto closes the WebSocket instead
             detail = printable(str(error), _SHOWN_TEXT_BYTES)
-            not_http = error.__context__ is not None  # raised by h11, which parses the response
-            problem = "does not answer in HTTP" if not_http else f"answers, but opens no WebSocket ({detail})"
-            raise self.websocket_error(f"the server {problem}") from None
+            raise self.websocket_error(f"the server opens no WebSocket ({detail})") from None
         return b"".join(payloads), bytes(reply)
 
     def _handle_control(self, event: web.Event) -> bytes:
@@ -198,14 +187,17 @@ class WebSocketFraming:
                 raise self.websocket_error(problem, f'Is "{self._endpoint.path}" the path of MQTT?')
             self.open = True
         if isinstance(event, web.RejectConnection):
-            raise self._http_error(event.status_code)
+            problem = f"the server answers HTTP {http_status(event.status_code)} instead of opening a WebSocket"
+            remedy = f'Is "{self._endpoint.path}" the right path, and websocket_headers_file a login that it needs?'
+            raise self.websocket_error(problem, remedy)
         if isinstance(event, web.Ping):
             return self._websocket.send(event.response())
         if isinstance(event, web.TextMessage):
             self.end_reason = "the server sent a text frame [MQTT-6.0.0-1]"
             return self.close_frame(CloseReason.UNSUPPORTED_DATA)
         if isinstance(event, web.CloseConnection):
-            self.end_reason = _close_reason(event)
+            reason = printable(event.reason or "", _SHOWN_TEXT_BYTES)
+            self.end_reason = f"the WebSocket was closed ({' '.join(filter(None, (f'{int(event.code)}', reason)))})"
             return self.close_frame(CloseReason.NORMAL_CLOSURE)
         return b""
 
@@ -225,12 +217,6 @@ class WebSocketFraming:
             return b""
 
 
-def _close_reason(event: web.CloseConnection) -> str:
-    name = event.code.name.lower().replace("_", " ") if isinstance(event.code, CloseReason) else ""
-    details = ", ".join(filter(None, (f"{int(event.code)}", name, printable(event.reason or "", _SHOWN_TEXT_BYTES))))
-    return f"the WebSocket was closed ({details})"
-
-
 class Transport:
     """Open connection: a TCP, Unix or TLS socket, optionally with WebSocket frames.
 
@@ -239,7 +225,6 @@ class Transport:
         location: Endpoint as errors show it.
         tls: TLS settings of an encrypted connection.
         framing: WebSocket framing; None for plain MQTT.
-        initial_data: MQTT bytes that followed the WebSocket's opening response.
 
     Attributes:
         error: Cause of the connection loss, if more is known than the loss itself.
@@ -251,13 +236,11 @@ class Transport:
         location: str,
         tls: Tls | None = None,
         framing: WebSocketFraming | None = None,
-        initial_data: bytes = b"",
     ) -> None:
         self._sock = sock
         self._location = location
         self._tls = tls
         self._framing = framing
-        self._initial_data = initial_data
         self._send_buffer = bytearray()
         #: Reused read buffer: a new object of this size per read would grow and shrink the heap each time.
         self._read_buffer = bytearray(READ_BYTES)
@@ -280,13 +263,12 @@ class Transport:
     def has_buffered_input(self) -> bool:
         """Whether input is buffered here, where no selector sees it: read before polling."""
         tls_pending = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
-        return tls_pending or bool(self._initial_data) or self.error is not None
+        return tls_pending or self.error is not None
 
     def read(self) -> bytes | None:
         """Return received bytes; None if there are none, ``b""`` after the end of the connection."""
-        if self._initial_data or self.error:
-            initial_data, self._initial_data = self._initial_data, b""
-            return initial_data
+        if self.error:
+            return b""
         data = self._read_plain() if self._tls is None else self._read_tls_records(self._tls)
         if data and self._quick_ack:
             self._request_quick_ack()
@@ -433,10 +415,11 @@ def connect(
                 _set_socket_options(sock, keep_alive_s)
             if tls and context:
                 sock = attempt.start_tls(cleanup, sock, tls, context)
-            initial_data = attempt.open_websocket(sock, framing, tls) if framing else b""
+            if framing:
+                attempt.open_websocket(sock, framing, tls)
             sock.setblocking(False)
             cleanup.pop_all()
-        return Transport(sock, str(endpoint), tls, framing, initial_data)
+        return Transport(sock, str(endpoint), tls, framing)
 
     try:
         return call_with_timeout(timeout_s, cancelled, open_transport, Transport.close)
@@ -561,11 +544,11 @@ class _ConnectionAttempt:
         undo.enter_context(tls_socket).do_handshake()
         return tls_socket
 
-    def open_websocket(self, sock: socket.socket, framing: WebSocketFraming, tls: Tls | None) -> bytes:
-        """Open a WebSocket; return MQTT bytes that followed the server's response.
+    def open_websocket(self, sock: socket.socket, framing: WebSocketFraming, tls: Tls | None) -> None:
+        """Open a WebSocket.
 
         Raises:
-            Unreachable: TL-M14, the server does not open the WebSocket.
+            Unreachable: TL-M14, the server does not open the WebSocket, or sends MQTT before CONNECT.
         """
 
         def translate_error(error: Exception) -> TowlineError:
@@ -575,14 +558,13 @@ class _ConnectionAttempt:
 
         self.translate_error = translate_error
         sock.sendall(framing.opening_request())
-        initial_data = b""
+        data = b""
         while not framing.open:
             sock.settimeout(self.remaining_s())
-            initial_data, reply = framing.receive(sock.recv(READ_BYTES))
+            data, reply = framing.receive(sock.recv(READ_BYTES))
             sock.sendall(reply)
-        if framing.end_reason is not None:
-            raise framing.websocket_error(framing.end_reason, "Trying again.")
-        return initial_data
+        if problem := framing.end_reason or ("the server sends MQTT before CONNECT" if data else ""):
+            raise framing.websocket_error(problem, "Trying again.")
 
 
 def interleave_families(addresses: Iterable[Address]) -> list[Address]:

@@ -75,34 +75,32 @@ def test_the_request_names_host_path_and_subprotocol() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "what", "advice"),
+    ("status", "what"),
     [
-        (404, "the server answers HTTP 404 not found instead of opening a WebSocket", 'Is "/mqtt" the right path?'),
-        (301, "HTTP 301 moved permanently", 'Is "/mqtt" the right path?'),
-        (200, "HTTP 200 ok", 'Is "/mqtt" the right path?'),
-        (401, "HTTP 401 unauthorized", "requires a login"),
-        (403, "HTTP 403 forbidden", "requires a login"),
-        (502, "HTTP 502 bad gateway", "Is the broker behind it up"),
-        (426, "HTTP 426 upgrade required", "does it take WebSockets"),
+        (404, "the server answers HTTP 404 not found instead of opening a WebSocket"),
+        (301, "HTTP 301 moved permanently"),
+        (200, "HTTP 200 ok"),
+        (401, "HTTP 401 unauthorized"),
+        (502, "HTTP 502 bad gateway"),
     ],
 )
-def test_a_refusal_by_status(status: int, what: str, advice: str) -> None:
+def test_a_refusal_by_status(status: int, what: str) -> None:
     error = refusal(WebSocketFraming(WHERE), b"HTTP/1.1 %d Whatever it says\r\nContent-Length: 0\r\n\r\n" % status)
     assert what in error.problem
-    assert advice in error.remedy
+    assert 'Is "/mqtt" the right path' in error.remedy
     assert "Whatever" not in error.problem
 
 
 @pytest.mark.parametrize(
     ("answer", "what"),
     [
-        (b"\x20\x02\x00\x00" * 30 + b"\r\n\r\n", "the server does not answer in HTTP"),
+        (b"\x20\x02\x00\x00" * 30 + b"\r\n\r\n", "the server opens no WebSocket (Bad HTTP message)"),
         (b"", "the server closed instead of answering"),
         (
             b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
-            "answers, but opens no WebSocket (Bad accept token)",
+            "the server opens no WebSocket (Bad accept token)",
         ),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, "does not answer in HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, "opens no WebSocket (Bad HTTP message)"),
     ],
 )
 def test_an_answer_that_is_none(answer: bytes, what: str) -> None:
@@ -173,7 +171,7 @@ def test_a_text_frame_ends_it() -> None:
 def test_a_close_is_answered_and_told() -> None:
     framing, server = opened()
     _, answer = framing.receive(server.says(CloseConnection(code=1001, reason="see you\x00")))
-    assert framing.end_reason == "the WebSocket was closed (1001, going away, see you\\x00)"
+    assert framing.end_reason == "the WebSocket was closed (1001 see you\\x00)"
     assert [type(event) for event in server.takes(answer)] == [CloseConnection]
     assert framing.binary_frame(b"late") == b""
     assert framing.close_frame() == b"", "said once"
