@@ -29,7 +29,7 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from towline.errors import BrokerError, ConfigError, TowlineError, Unreachable
-from towline.net.endpoint import Endpoint, Proxy, error_text, http_status, tls_port_hint
+from towline.net.endpoint import Endpoint, Proxy, error_text, tls_port_hint
 from towline.net.tls import Tls, tls_error
 from towline.text import printable
 from towline.threads import call_in_thread
@@ -187,7 +187,7 @@ class WebSocketFraming:
                 raise self.websocket_error(problem, f'Is "{self._endpoint.path}" the path of MQTT?')
             self.open = True
         if isinstance(event, web.RejectConnection):
-            problem = f"the server answers HTTP {http_status(event.status_code)} instead of opening a WebSocket"
+            problem = f"the server answers HTTP {event.status_code} instead of opening a WebSocket"
             remedy = f'Is "{self._endpoint.path}" the right path, and websocket_headers_file a login that it needs?'
             raise self.websocket_error(problem, remedy)
         if isinstance(event, web.Ping):
@@ -513,7 +513,7 @@ class _ConnectionAttempt:
                 return Unreachable("TL-M01", location, problem, "Is the proxy up, and the port right?")
             detail, code = error_text(error), getattr(error, "error_code", None) or 0
             if http and isinstance(error, python_socks.ProxyError):  # never the proxy's own text
-                detail = f"HTTP {http_status(code)}" if code else "no answer in HTTP"
+                detail = f"HTTP {code}" if code else "no answer in HTTP"
             status = 407 if "authentication" in detail else code
             remedy = _PROXY_REMEDIES.get(status, "Does the proxy reach the broker?")
             return Unreachable("TL-M15", self._location, f"the proxy {proxy} refused the connection: {detail}", remedy)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import threading
 import time
@@ -29,7 +28,7 @@ from towline.mqtt.reasons import CONNECTION_CUT
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import VERSION_NAMES, VersionNegotiation
 from towline.net.connecting import Transport
-from towline.net.endpoint import DEFAULT_PORTS, Endpoint, tls_port_hint
+from towline.net.endpoint import Endpoint, tls_port_hint
 from towline.net.settings import BrokerConnection, ConnectionSettings
 from towline.timing import Backoff
 
@@ -479,8 +478,6 @@ _MAX_CULPRITS: Final = 8
 MAX_REDIRECTS: Final = 4
 #: References read from one packet.
 _MAX_REFERENCES: Final = 8
-#: ``name``, ``name:port``, ``[name with colons]``, ``[...]:port`` (section 4.11), with or without a scheme.
-_SERVER_REFERENCE: Final = re.compile(r"(?:([a-z]+)://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(?::(\d{1,5}))?/?")
 #: Seconds within which a second takeover of the client id ends the session.
 _TAKEOVER_WINDOW_S: Final = 60.0
 
@@ -608,8 +605,9 @@ def parse_references(text: str, current: Endpoint) -> list[Endpoint]:
 
 
 def _parse_reference(reference: str, current: Endpoint) -> Endpoint | None:
-    match = _SERVER_REFERENCE.fullmatch(reference)
-    if match is None or current.scheme == "unix" or match[1] not in (None, current.scheme):
-        return None
-    port = int(match[3]) if match[3] else DEFAULT_PORTS[current.scheme]
-    return Endpoint(current.scheme, match[2].strip("[]"), port, current.path) if 0 < port < 1 << 16 else None
+    """Parse ``name``, ``name:port`` or ``[address]:port``, with or without a scheme (section 4.11)."""
+    with contextlib.suppress(ValueError):
+        endpoint = Endpoint.parse(reference if "://" in reference else f"{current.scheme}://{reference}")
+        if endpoint.scheme == current.scheme != "unix":
+            return replace(endpoint, path=current.path)
+    return None

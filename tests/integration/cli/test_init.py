@@ -32,7 +32,7 @@ def test_on_a_terminal_it_asks_until_the_answer_can_be(tmp_path: Path) -> None:
     os.close(main)
     text = said.decode().replace("\r\n", "\n")
     assert text.count("MQTT broker [mqtt://localhost:1883]: ") == 2
-    assert 'Error: "http://" is not a broker scheme. Use mqtt://, mqtts://, ws://, wss:// or unix://.\n' in text
+    assert "Error: a broker is mqtt://HOST[:PORT], mqtts://, ws://HOST[:PORT][/PATH], wss:// or unix:///PATH." in text
     assert text.count("MQTT topics [telemetry/{device}/#]: ") == 1
     assert 'Error: "k1" in "bootstrap_servers" is not HOST:PORT. Name one or more HOST:PORT' in text
     assert text.count("Kafka topic [telemetry]: ") == 1

@@ -70,7 +70,7 @@ def test_examples_are_written_and_none_is_replaced(
 def test_mistakes_are_one_line_and_write_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "bridge.toml"
     for arguments, told in (
-        (["--broker", "http://b"], '--broker: "http://" is not a broker scheme.'),
+        (["--broker", "http://b"], "--broker: a broker is mqtt://HOST"),
         (["--name", "-x"], 'towline init: "name" has letters'),
     ):
         code, out, err = ran(capsys, "init", str(file), *arguments)

@@ -41,8 +41,7 @@ def opened(uri: str | list[str] = URI, **settings: Any) -> Client:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"uri": "http://a"}, '"http://" is not a broker scheme'),
-        ({"uri": "mqtt://me:secret@a"}, "carries no user or password"),
+        ({"uri": "mqtt://me:secret@a"}, "a broker is mqtt://HOST"),
         ({"uri": []}, "no broker"),
         ({"protocol": "4"}, 'protocol: must be "5", "3.1.1", "3.1" or "auto"'),
         ({"subscribe": ["a/#/b"]}, "# stands alone and last"),

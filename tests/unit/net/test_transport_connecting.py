@@ -227,11 +227,11 @@ def test_a_proxy_that_wants_another_login(kind: type[HttpProxy], tmp_path: Path)
 @pytest.mark.parametrize(
     ("reply", "what"),
     [
-        (b"HTTP/1.1 403 Secret words\r\n\r\n", "refused the connection: HTTP 403 forbidden. Ask who runs the proxy"),
-        (b"HTTP/1.1 502 Bad\r\nContent-Length: 3\r\n\r\nabc", "HTTP 502 bad gateway. Does the proxy reach the broker?"),
+        (b"HTTP/1.1 403 Secret words\r\n\r\n", "refused the connection: HTTP 403. Ask who runs the proxy"),
+        (b"HTTP/1.1 502 Bad\r\nContent-Length: 3\r\n\r\nabc", "HTTP 502. Does the proxy reach the broker?"),
         (b"SSH-2.0-x\r\n\r\n", "refused the connection: no answer in HTTP"),
         (b"", "refused the connection: no answer in HTTP"),
-        (b"HTTP/1.1 407 " + b"x" * 100_000, "HTTP 407 proxy authentication required. Set a user in the proxy's URI"),
+        (b"HTTP/1.1 407 " + b"x" * 100_000, "HTTP 407. Set a user in the proxy's URI"),
     ],
 )
 def test_what_an_http_proxy_may_answer(reply: bytes, what: str) -> None:

@@ -28,7 +28,7 @@ from towline.net.endpoint import Endpoint, Proxy
         ("wss://broker/a/b%20c", "wss://broker:443/a/b%20c"),
         ("wss://[::1]:8084", "wss://[::1]:8084/mqtt"),
         ("unix:///run/mqtt.sock", "unix:///run/mqtt.sock"),
-        ("mqtt://bücher.example", "mqtt://xn--bcher-kva.example:1883"),
+        ("mqtts://[fe80::1%Eth0]", "mqtts://[fe80::1%Eth0]:8883"),
     ],
 )
 def test_a_uri_is_read_and_shown(uri: str, shown: str) -> None:
@@ -42,36 +42,35 @@ def test_a_uri_is_read_and_shown(uri: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    "uri",
     [
-        ("http://broker", "is not a broker scheme; use mqtt://, mqtts://, ws://, wss:// or unix://"),
-        ("mqtt://me:secret@broker", "carries no user or password"),
-        ("wss://me@broker", "carries no user or password"),
-        ("mqtt://", r"is mqtt://HOST\[:PORT\]"),
-        ("mqtt://a b", "a name or an address"),
-        ("mqtt://a'b", "a name or an address"),
-        ("mqtt://broker:0", "1 to 65535"),
-        ("mqtt://broker:65536", "1 to 65535"),
-        ("mqtt://broker:x", "1 to 65535"),
-        ("mqtt://broker/path", "without a path"),
-        ("mqtt://[::1", "IPv6"),
-        ("mqtt://" + "ü" * 70, "a name or an address"),
-        ("mqtts://broker?token=secret", r"instead of \? use websocket_query_file"),
-        ("ws://broker/a#secret", "no #"),
-        ("ws://broker/a?token=secret", r"instead of \? use websocket_query_file"),
-        ("mqtt://[fe80::1]", r"link-local address, and needs its interface: \[fe80::1%eth0\]"),
-        ("ws://broker/a b", "letters, digits"),
-        ("ws://broker/a\x7f", "letters, digits"),
-        ("unix://run/mqtt.sock", "three slashes"),
-        ("unix:///", "three slashes"),
-        ("unix:///" + "a" * 107, "at most 107 bytes"),
+        "http://broker",
+        "mqtt://me:secret@broker",
+        "wss://me@broker",
+        "mqtt://",
+        "mqtt://a b",
+        "mqtt://a'b",
+        "mqtt://b\u00fccher.example",
+        "mqtt://broker:0",
+        "mqtt://broker:65536",
+        "mqtt://broker:x",
+        "mqtt://broker/path",
+        "mqtt://[::1",
+        "mqtts://broker?token=secret",
+        "ws://broker/a?token=secret",
+        "ws://broker/a#secret",
+        "ws://broker/a b",
+        "ws://broker/a\x7f",
+        "unix://run/mqtt.sock",
+        "unix:///",
+        "unix:///a\0b",
     ],
 )
-def test_a_uri_is_refused_without_being_repeated(uri: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as caught:
+def test_a_uri_is_refused_without_being_repeated(uri: str) -> None:
+    with pytest.raises(ValueError, match=r"a broker is mqtt://HOST.*; use username, password_file") as caught:
         Endpoint.parse(uri)
     assert "secret" not in str(caught.value)
-    with pytest.raises(ValidationError, match=said) as refused:
+    with pytest.raises(ValidationError, match="a broker is mqtt://HOST") as refused:
         settings(brokers=uri)
     assert "secret" not in str(refused.value)
 
@@ -123,20 +122,20 @@ def test_a_proxy_is_read_and_shown_without_its_user(uri: str, shown: str, userna
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    "uri",
     [
-        ("http://me:secret@proxy:1", "carries no password; use proxy_password_file"),
-        ("https://proxy:1", "a proxy is http://"),
-        ("proxy:3128", "a proxy is http://"),
-        ("socks4://proxy:1", "a proxy is http://"),
-        ("http://proxy", "its port always named"),
-        ("socks5://proxy:1/x", "its port always named"),
-        ("http://proxy:x", "1 to 65535"),
-        ("http://a%3Ab@proxy:1", "no colon"),
+        "http://me:secret@proxy:1",
+        "https://proxy:1",
+        "proxy:3128",
+        "socks4://proxy:1",
+        "http://proxy",
+        "http://proxy:0",
+        "socks5://proxy:1/x",
+        "http://proxy:x",
     ],
 )
-def test_a_proxy_is_refused_without_being_repeated(uri: str, said: str) -> None:
-    with pytest.raises(ValidationError, match=said) as caught:
+def test_a_proxy_is_refused_without_being_repeated(uri: str) -> None:
+    with pytest.raises(ValidationError, match=r"a proxy is http://.*, its password in proxy_password_file") as caught:
         settings(proxy=uri)
     assert "secret" not in str(caught.value)
 

@@ -74,21 +74,11 @@ def test_the_request_names_host_path_and_subprotocol() -> None:
     assert (request.host, request.target, request.subprotocols) == ("broker:9001", "/mqtt", ["mqtt"])
 
 
-@pytest.mark.parametrize(
-    ("status", "what"),
-    [
-        (404, "the server answers HTTP 404 not found instead of opening a WebSocket"),
-        (301, "HTTP 301 moved permanently"),
-        (200, "HTTP 200 ok"),
-        (401, "HTTP 401 unauthorized"),
-        (502, "HTTP 502 bad gateway"),
-    ],
-)
-def test_a_refusal_by_status(status: int, what: str) -> None:
+@pytest.mark.parametrize("status", [404, 301, 200, 401, 502])
+def test_a_refusal_by_status(status: int) -> None:
     error = refusal(WebSocketFraming(WHERE), b"HTTP/1.1 %d Whatever it says\r\nContent-Length: 0\r\n\r\n" % status)
-    assert what in error.problem
+    assert error.problem == f"the server answers HTTP {status} instead of opening a WebSocket"
     assert 'Is "/mqtt" the right path' in error.remedy
-    assert "Whatever" not in error.problem
 
 
 @pytest.mark.parametrize(
