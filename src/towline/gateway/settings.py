@@ -20,8 +20,7 @@ from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import overlapping_pairs
-from towline.mqtt.rules import filter_problem
-from towline.net.settings import BrokerConnection, Brokers, MqttSettings
+from towline.net.settings import BrokerConnection, Brokers, MqttSettings, Subscriptions
 from towline.options import OptionSpelling, parse_host_port, parse_label, parse_list
 from towline.validation import SettingsModel
 
@@ -66,18 +65,6 @@ def _parse_detached(text: str) -> bool:
     if text.lower() not in ("query", "detached"):
         raise ValueError("must be query or detached")
     return text.lower() == "detached"
-
-
-def _check_filter(value: Filter) -> Filter:
-    if problem := filter_problem(value.pattern):
-        raise ValueError(problem)
-    if value.no_local and value.pattern.startswith("$share/"):
-        raise ValueError("no_local can't be used with a shared subscription [MQTT-3.8.3-4]")
-    return value
-
-
-#: A topic filter and its options; without retain handling the gateway's setting applies.
-SubscribedFilter = Annotated[Filter, AfterValidator(_check_filter)]
 
 
 class OutboxLimits(SettingsModel):
@@ -238,7 +225,7 @@ class GatewaySettings(MqttSettings):
 
     name: Annotated[str, AfterValidator(parse_label)]
     state_dir: Path
-    subscriptions: Annotated[tuple[SubscribedFilter, ...], OptionSpelling("subscribe", parse_subscriptions)] = ()
+    subscriptions: Annotated[Subscriptions, OptionSpelling("subscribe", parse_subscriptions)] = ()
     outbox: OutboxSettings | None = None
     receipts: ReceiptSettings | None = None
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
@@ -266,8 +253,6 @@ class GatewaySettings(MqttSettings):
     def _conflicts(self) -> Iterator[str]:
         if not self.subscriptions and self.outbox is None:
             yield "subscriptions is empty, and there is no outbox: nothing to do"
-        if len({s.pattern for s in self.subscriptions}) != len(self.subscriptions):
-            yield "a topic filter is subscribed twice; give each filter one QoS"
         guarantee_policy = policy(self.guarantee)
         if guarantee_policy.persistent_session and self.session_expiry_s == 0:
             yield f"guarantee {self.guarantee} needs a session that outlives the connection; raise session_expiry_s"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn, Self
 
@@ -233,8 +233,9 @@ class ConnectionSettings(SettingsModel):
         Raises:
             ValueError: Two passwords, an invalid proxy, or one in front of a Unix socket.
         """
-        if self.password_file and self.token_provider:
-            raise ValueError("password_file and token_provider both give the password; keep one")
+        passwords = [name for name in ("password", "password_file", "token_provider") if getattr(self, name, None)]
+        if len(passwords) > 1:
+            raise ValueError(f"{' and '.join(passwords)} both give the password; keep one")
         if self.proxy_password_file and not self.proxy:
             raise ValueError("proxy_password_file needs proxy")
         if self.proxy_endpoint and any(broker.scheme == "unix" for broker in brokers):
@@ -272,6 +273,8 @@ def _check_brokers(text: str) -> str:
 def _parse_endpoints(value: object) -> object:
     if isinstance(value, str):
         value = [part for part in value.split(",") if part.strip()]
+    if isinstance(value, Endpoint):
+        value = [value]
     if isinstance(value, list | tuple):
         return tuple(Endpoint.parse(item.strip()) if isinstance(item, str) else item for item in value)
     return value
@@ -282,6 +285,32 @@ Brokers = Annotated[
     tuple[Endpoint, ...],
     BeforeValidator(_parse_endpoints, json_schema_input_type=str | list[str]),
     OptionSpelling("broker", _check_brokers, secret=True),
+]
+
+
+def _filter_fields(value: object) -> object:
+    """Return the fields of a filter to validate: pydantic takes a dataclass object as it is."""
+    return {"pattern": value} if isinstance(value, str) else asdict(value) if isinstance(value, Filter) else value
+
+
+def _check_filter(value: Filter) -> Filter:
+    if problem := filter_problem(value.pattern):
+        raise ValueError(problem)
+    if value.no_local and value.is_shared:
+        raise ValueError("no_local can't be used with a shared subscription [MQTT-3.8.3-4]")
+    return value
+
+
+def _check_unique(value: tuple[Filter, ...]) -> tuple[Filter, ...]:
+    if len({topic_filter.pattern for topic_filter in value}) != len(value):
+        raise ValueError("a topic filter is subscribed twice; give each filter one QoS")
+    return value
+
+
+#: Topic filters with their options, each filter once.
+Subscriptions = Annotated[
+    tuple[Annotated[Filter, BeforeValidator(_filter_fields), AfterValidator(_check_filter)], ...],
+    AfterValidator(_check_unique),
 ]
 
 
@@ -456,6 +485,11 @@ class Arguments(SettingsModel):
             reject_argument(name, requirement(first_error))
 
 
+class _ClientArguments(Arguments):
+    uri: Brokers = Field(min_length=1)
+    subscribe: Annotated[Subscriptions, BeforeValidator(lambda v: (v,) if isinstance(v, str | Filter) else v)] = ()
+
+
 class ClientSettings(Arguments, ConnectionSettings):
     """Connection settings of a `Client` or a `Publisher`.
 
@@ -499,10 +533,9 @@ class ClientSettings(Arguments, ConnectionSettings):
         Raises:
             ConfigError: TL-C51 invalid argument, TL-C50 not possible with this protocol version.
         """
-        brokers = _to_endpoints(uri)
+        arguments = _ClientArguments.model_validate({"uri": uri, "subscribe": subscribe})
+        brokers = arguments.uri
         location = str(brokers[0]) if len(brokers) == 1 else f'client "{client_id}"'
-        if self.password is not None and (self.password_file or self.token_provider):
-            reject_argument(location, "password, password_file and token_provider each give the password")
         try:
             self.check_connection(brokers)
         except ValueError as error:
@@ -519,7 +552,7 @@ class ClientSettings(Arguments, ConnectionSettings):
             overrides["password"] = _to_bytes(self.password)
         if not isinstance(self.authenticator, str):
             overrides["authenticator"] = self.authenticator
-        session_config = self.session_config(client_id, location, _to_filters(subscribe, location), **overrides)
+        session_config = self.session_config(client_id, location, arguments.subscribe, **overrides)
         connection = BrokerConnection(settings=self, session=session_config, brokers=brokers)
         check_config(connection.session_config_for(connection.levels[0]))
         return connection
@@ -528,30 +561,3 @@ class ClientSettings(Arguments, ConnectionSettings):
 def reject_argument(location: str, problem: str) -> NoReturn:
     """Raise ConfigError TL-C51."""
     raise ConfigError("TL-C51", location, problem, "Change it.")
-
-
-def _to_endpoints(uri: str | Endpoint | Sequence[str | Endpoint]) -> tuple[Endpoint, ...]:
-    uris = (uri,) if isinstance(uri, str | Endpoint) else tuple(uri)
-    try:
-        brokers = tuple(uri if isinstance(uri, Endpoint) else Endpoint.parse(uri) for uri in uris)
-    except ValueError as error:
-        reject_argument("uri", str(error))
-    return brokers or reject_argument("uri", "no broker")
-
-
-def _to_filters(subscribe: str | Filter | Sequence[str | Filter], location: str) -> tuple[Filter, ...]:
-    values: Any = (subscribe,) if isinstance(subscribe, str | Filter) else subscribe
-    if not isinstance(values, Iterable) or not all(isinstance(value, str | Filter) for value in values):
-        expected = 'a topic filter, or a list of them, each a string or a Filter("telemetry/#", qos=2)'
-        reject_argument("subscribe", f"must be {expected}")
-    filters = tuple(Filter(value) if isinstance(value, str) else value for value in values)
-    if len({topic_filter.pattern for topic_filter in filters}) != len(filters):
-        reject_argument(location, "a topic filter is subscribed twice")
-    for topic_filter in filters:
-        pattern, qos, retain_handling = topic_filter.pattern, topic_filter.qos, topic_filter.retain_handling
-        problem = filter_problem(pattern) if pattern else "a topic filter is not empty"
-        if not problem and (qos not in range(3) or retain_handling not in (None, 0, 1, 2)):
-            problem = f"qos and retain_handling are 0, 1 or 2, not {qos!r} and {retain_handling!r}"
-        if problem:
-            reject_argument(f'subscription "{pattern}"', problem)
-    return filters

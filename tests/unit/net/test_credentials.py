@@ -135,7 +135,7 @@ def test_a_provider_that_hangs_does_not_hold_up_the_end() -> None:
 
 
 def test_one_thing_gives_the_password(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="each give the password"):
+    with pytest.raises(ConfigError, match="password and password_file both give the password"):
         options(password="x", password_file=tmp_path)
     with pytest.raises(TowlineError, match=r"must be module:function.*TL-C51"):
         options(token_provider="x")
