@@ -43,8 +43,8 @@ from towline.threads import Condition, guarded_thread
 _MAX_PENDING: Final = 1000
 #: Bytes in the send buffer above which no event is passed to the session: QoS 0 has no other limit.
 _MAX_UNSENT_BYTES: Final = 1 << 20
-#: Bytes of queued messages above which reading stops; from half of it QoS 0 is dropped, which nothing else throttles.
-#: Receive Maximum is no such limit: MQTT 3.x has none, and an answer behind more messages must be read too.
+#: Bytes of queued messages above which reading stops. Receive Maximum is no such limit: QoS 0 and MQTT 3.x have none,
+#: and an answer behind more messages must be read too.
 _MAX_QUEUED_BYTES: Final = 64 << 20
 #: Memory of a message object in bytes, without its content.
 _MESSAGE_OVERHEAD_BYTES: Final = 1000
@@ -129,16 +129,13 @@ class ReceiveQueue:
         """Whether the queue is so large that no more bytes may be read from the broker."""
         return self._queued_bytes >= _MAX_QUEUED_BYTES
 
-    def add(self, message: Message) -> bool:
-        """Add a message; return False if there was no room for it."""
+    def add(self, message: Message) -> None:
+        """Add a message."""
         self._next_number = message.number + 1
         if message.qos:
             self._unacknowledged[message.number] = message.qos
-        elif self._queued_bytes >= _MAX_QUEUED_BYTES // 2:
-            return False
         self.messages.append(message)
         self._queued_bytes += _MESSAGE_OVERHEAD_BYTES + message.size
-        return True
 
     def pop(self) -> Message:
         """Remove and return the oldest message."""
@@ -322,8 +319,6 @@ class Client:
         self._receive_queue = ReceiveQueue()
         #: Number of times that the broker lost the session with its queued messages [MQTT-3.2.2-5].
         self.sessions_lost = 0
-        #: Number of QoS 0 messages dropped while 32 MiB were queued; QoS 1 and 2 are never dropped.
-        self.dropped_messages = 0
         self._thread = guarded_thread(self._run, f"mqtt {client_id}")
         self._thread.start()
         try:
@@ -541,8 +536,7 @@ class Client:
             self._receive_queue.connection_opened(self._driver.connection_count, resumed=session.session_resumed)
         contents = zip(messages.packets, messages.topics, strict=True)
         for number, (packet, topic) in enumerate(contents, action.first_number):
-            if not self._receive_queue.add(Message(packet, topic, number, self._acknowledge)):
-                self.dropped_messages += 1
+            self._receive_queue.add(Message(packet, topic, number, self._acknowledge))
 
     def _fail_pending_results(self, failure: BaseException) -> None:
         with self._condition:
