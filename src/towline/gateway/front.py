@@ -17,7 +17,6 @@ import os
 import resource
 import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -30,8 +29,7 @@ import structlog
 from pyarrow import flight
 
 from towline.errors import ConfigError, GatewayError, TowlineError
-from towline.files import os_error_text
-from towline.gateway.access import REMOTE_SCHEME, ServerCertificate, Ticket, TicketKey, TokenFile
+from towline.gateway.access import ServerCertificate, Ticket, TicketKey, TokenFile
 from towline.gateway.endpoint import error_fields
 from towline.gateway.process import FRONT_STOP_TIMEOUT_S, configure_logging, return_free_memory
 from towline.gateway.service import flight_error, flight_errors, parse_request, unexpected_error
@@ -152,9 +150,8 @@ class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
         try:
             super().__init__(location, tls_certificates=[pair], middleware={_AUTHENTICATION: calls})
         except Exception as error:
-            problem = f"the gateway can't listen on this address ({_bind_error(location)})"
             remedy = "Is the address one of this machine, and the port free?"
-            raise GatewayError("TL-G45", location, problem, remedy) from error
+            raise GatewayError("TL-G45", location, "the gateway can't listen on this address", remedy) from error
         self.location = f"{location.rpartition(':')[0]}:{self.port}"
 
     def status(self) -> dict[str, object]:
@@ -196,19 +193,6 @@ class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
                 check_ticket_scope(self._authenticator.gateway_name, caller.ticket, call, bytes(body or b""))
         with _forward_errors():
             yield
-
-
-def _bind_error(location: str) -> str:
-    """Return the system's error for binding an address: gRPC does not report it."""
-    host, _, port = location.removeprefix(REMOTE_SCHEME).rpartition(":")
-    try:
-        family, kind, _, _, address = min(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM))
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        return os_error_text(error)
-    return "unknown reason"
 
 
 def _stream_rows(stream: Any) -> Iterator[pa.RecordBatch]:

@@ -213,7 +213,7 @@ def test_a_machine_that_says_nothing_is_given_up(fronted: Fronted, monkeypatch: 
 
 def test_its_failure_is_told_and_it_ends_with_the_gateway(tmp_path: Path, fronted: Fronted) -> None:
     taken = {"address": fronted.location.removeprefix("grpc+tls://")}
-    with pytest.raises(GatewayError, match=r"can't listen on this address \(address already in use\).*TL-G45"):
+    with pytest.raises(GatewayError, match=r"can't listen on this address.*the port free\?.*TL-G45"):
         NetworkFront(settings(fronted.pki, tmp_path, **taken), fronted.server.location)
     with pytest.raises(ConfigError, match="TL-C98"):
         NetworkFront(settings(fronted.pki, tmp_path, token_file=tmp_path / "none"), fronted.server.location)
