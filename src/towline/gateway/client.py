@@ -116,7 +116,7 @@ class GatewayClient:
 
     Raises:
         GatewayUnreachable: TL-G01, from every call: no gateway answers, or the connection broke during the call.
-        GatewayError: From every call, TL-G40 to TL-G47: token, ticket or certificate are not accepted, or a file can't
+        GatewayError: From every call, TL-G40 to TL-G46: token, ticket or certificate are not accepted, or a file can't
             be read. TL-G20 from those about an outbox: the gateway has none.
     """
 

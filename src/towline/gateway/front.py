@@ -39,8 +39,6 @@ from towline.threads import guarded_thread
 
 #: A header longer than any token or ticket is ignored.
 _MAX_HEADER_CHARS: Final = 8192
-#: Interval of the log line with the number of refused calls, in seconds.
-_LOG_INTERVAL_S: Final = 60.0
 #: Interval of checks for a renewed certificate, in seconds.
 _CERTIFICATE_CHECK_S: Final = 5.0
 _AUTHENTICATION: Final = "admitted"
@@ -72,16 +70,6 @@ class CallAuthenticator(flight.ServerMiddlewareFactory):  # type: ignore[misc]  
         self._ticket_key = ticket_key
         self._lock = threading.Lock()
         self.refused_calls = 0
-        #: Refused calls that are logged already, and the time of that log line.
-        self._logged_count, self._logged_at = 0, float("-inf")
-
-    def log_refused_calls(self, now: float) -> None:
-        """Log the number of newly refused calls, once a minute at most."""
-        count = self.refused_calls
-        if count > self._logged_count and now - self._logged_at >= _LOG_INTERVAL_S:
-            log = structlog.get_logger("towline.gateway").bind(line=self.gateway_name)
-            log.warning("calls refused", code="TL-G47", count=count - self._logged_count, total=count)
-            self._logged_count, self._logged_at = count, now
 
     def start_call(self, _info: Any, headers: Mapping[str, Any]) -> _AuthenticatedCall:
         """Authenticate a call; raises gRPC's UNAUTHENTICATED if it is refused."""
@@ -255,7 +243,6 @@ def _serve(config: Mapping[str, Any]) -> None:
             os._exit(1)  # there is no state to save, and a clean exit takes time
         if (status := service.status()) != reported_status:
             _report(reported_status := status)
-        authenticator.log_refused_calls(time.monotonic())
         if time.monotonic() < next_check_at:
             continue
         next_check_at = time.monotonic() + _CERTIFICATE_CHECK_S

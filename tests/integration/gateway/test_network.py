@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 
@@ -57,13 +56,6 @@ def test_ten_thousand_calls_with_a_wrong_token_do_not_stop_intake(
         stranger.join(120)
     assert sum(counts) == CALLS
     wait_until(lambda: gateway.status()["listen"]["refused"] == CALLS, what="the count")
-    lines = [json.loads(line) for line in gateway.log.read_text().splitlines()]
-    told = [line for line in lines if line.get("code") == "TL-G47"]
-    assert [line["event"] for line in told[:1]] == ["calls refused"]
-    assert [line["count"] for line in told] == [
-        line["total"] - before for line, before in zip(told, [0, *(one["total"] for one in told)], strict=False)
-    ]
-    assert 1 <= len(told) <= 1 + 120 // 60
     assert sorted(gateway.seen()) == list(range(3000))
 
 
