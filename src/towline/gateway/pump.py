@@ -429,7 +429,7 @@ class Pump:
         client_id = self._settings.mqtt_client_id
         self._driver.send_disconnect()
         try:
-            end_session(self._connection, client_id, self._stopping.is_set)
+            end_session(self._settings, client_id)
             self._inbox.set_session({})
         except (errors.BrokerError, errors.ConfigError, errors.JournalFull) as error:
             drain.idle_s = max(drain.idle_s, RETRY_IDLE_S)
@@ -444,7 +444,7 @@ class Pump:
     def _end_abandoned_session(self, client_id: str) -> None:
         """End the session of an abandoned client id, so that it queues no more messages; tried once a start."""
         try:
-            end_session(self._connection, client_id, self._stopping.is_set)
+            end_session(self._settings, client_id)
         except (errors.BrokerError, errors.ConfigError) as error:
             problem = f'the session of client id "{client_id}" was abandoned and is not ended: {error}'
             self._log.warning(problem, code="TL-G59")

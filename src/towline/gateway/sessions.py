@@ -17,27 +17,25 @@ it has yet to send. So only silence shows it, and the user sets how long (``--id
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from towline.errors import ConfigError, Unreachable
-from towline.mqtt.session import Session
-from towline.net.driver import Hooks, SessionDriver
+from towline.errors import ConfigError
+from towline.net.client import Client
+from towline.net.settings import ClientSettings, ConnectionSettings
 
 if TYPE_CHECKING:
     from towline.gateway.settings import GatewaySettings
-    from towline.net.settings import BrokerConnection
 
 #: Shortest idle time after an attempt to end the session, in seconds.
 RETRY_IDLE_S: Final = 2.0
 #: PINGREQs sent over the idle time.
 _PROBES: Final = 4
-#: Minimum timeout for ending a session at a broker, in seconds.
+#: Longest timeout of the connection that ends a session, in seconds: it delays a stop.
 _SESSION_END_TIMEOUT_S: Final = 10.0
+#: Settings of a gateway's connection that mean nothing where a session is ended.
+_CLIENT_DEFAULTS: Final = frozenset({"will", "receive_maximum"})
 
 
 class DrainStep(StrEnum):
@@ -123,43 +121,23 @@ def check_drainable(settings: GatewaySettings) -> None:
         raise ConfigError("TL-G57", settings.name, problem, remedy)
 
 
-def end_session(connection: BrokerConnection, client_id: str, cancelled: Callable[[], bool]) -> None:
-    """End a session at every broker that may have it.
+def end_session(settings: GatewaySettings, client_id: str) -> None:
+    """End a session at every broker that may have it; one attempt at each.
 
     A CONNECT with Clean Start discards the present session [MQTT-3.1.2-4], and CONNACK confirms it. With expiry 0 (MQTT
     3.x: CleanSession 1) the new session ends with the connection.
 
     Args:
-        connection: Brokers and settings of the connection.
+        settings: Brokers and settings of the connection.
         client_id: Client id of the session; no client may be connected with it.
-        cancelled: Returns True to stop waiting.
 
     Raises:
-        BrokerError: No broker confirmed the end.
+        BrokerError: A broker did not confirm the end.
         ConfigError: A broker can't be reached as configured.
     """
-    session = connection.settings.session_config(
-        client_id, connection.session.location, will=None, session_expiry_s=0, clean_start=True, durable=False
-    )
-    clean_connection = replace(connection, session=session)
-    timeout_s = max(_SESSION_END_TIMEOUT_S, connection.settings.connect_timeout_s)
-    brokers = connection.brokers
-    for group in [(broker,) for broker in brokers] if connection.several_sessions else [brokers]:
-        is_expired = partial(lambda deadline: cancelled() or time.monotonic() >= deadline, time.monotonic() + timeout_s)
-        hooks = Hooks(  # nothing is received, and no state is stored
-            new_session=lambda level: Session(clean_connection.session_config_for(level)),
-            perform=lambda _: None,
-            cancelled=is_expired,
-        )
-        driver = SessionDriver(replace(clean_connection, brokers=group), hooks)
-        try:
-            while not driver.online:
-                if driver.fatal_error is not None:
-                    raise driver.fatal_error
-                if is_expired():
-                    problem = "the broker did not confirm the end of the session in time"
-                    raise driver.error or Unreachable("TL-M03", str(driver.endpoint), problem, "It is retried.")
-                driver.run_once(time.monotonic() + 0.1)
-            driver.send_disconnect()
-        finally:
-            driver.dispose()
+    values = {name: getattr(settings, name) for name in ConnectionSettings.model_fields.keys() - _CLIENT_DEFAULTS}
+    values["connect_timeout_s"] = min(settings.connect_timeout_s, _SESSION_END_TIMEOUT_S)
+    client_settings = ClientSettings(**values, session_expiry_s=0)
+    brokers = settings.brokers
+    for group in [(broker,) for broker in brokers] if settings.connection.several_sessions else [brokers]:
+        Client(group, client_id=client_id, settings=client_settings).close()

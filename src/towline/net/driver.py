@@ -80,7 +80,6 @@ class Hooks:
         attempt_failed: Called with the error of a failed or ended connection that is followed by another attempt.
         log_notice: Called as ``log_notice(event, code=code, **facts)``: TL-M25 older version, TL-M26 redirect.
         plain_reader: Returns columns for messages without properties; None for one object each.
-        cancelled: Polled while connecting; True ends the attempt.
     """
 
     new_session: Callable[[int], Session]
@@ -89,7 +88,6 @@ class Hooks:
     attempt_failed: Callable[[BrokerError | ConfigError], None] = lambda _error: None
     log_notice: Callable[..., object] = lambda _what, **_facts: None
     plain_reader: PlainReader | None = None
-    cancelled: Callable[[], bool] = lambda: False
 
 
 class SessionDriver:
@@ -260,14 +258,11 @@ class SessionDriver:
 
     # -- a connection --
 
-    def _is_cancelled(self) -> bool:
-        return self._cancelled.is_set() or self._hooks.cancelled()
-
     def _connect(self) -> None:
         endpoint = self.schedule.next_endpoint()
         try:
             keep_alive_s = self.session.config.keep_alive_s or 60
-            self._transport, credentials = self._connection.connect(endpoint, keep_alive_s, self._is_cancelled)
+            self._transport, credentials = self._connection.connect(endpoint, keep_alive_s, self._cancelled.is_set)
         except (BrokerError, ConfigError) as error:
             if not self._cancelled.is_set():
                 self.versions.connection_failed()

@@ -12,14 +12,19 @@ from mqtt5 import (
     ConnAckPacket,
     ConnAckReasonCode,
     ConnectPacket,
+    PingReqPacket,
+    PingRespPacket,
+    UnsubAckPacket,
+    UnsubAckReasonCode,
+    UnsubscribePacket,
 )
 
 from tests.helpers import read_all
-from tests.unit.gateway.brokered import Broker
-from towline.errors import ConfigError, Unreachable
+from tests.unit.gateway.brokered import Broker, pumping
+from towline.errors import BrokerError, ConfigError, Unreachable
+from towline.gateway.pump import Pump
 from towline.gateway.sessions import Drain, DrainStep, check_drainable, end_session
 from towline.gateway.settings import GatewaySettings
-from towline.net.settings import BrokerConnection
 from towline.threads import call_in_thread
 
 FACTS: dict[str, Any] = {"activity": (1, 5, 0), "subscribed": False, "probes_answered": True, "work_pending": False}
@@ -79,20 +84,21 @@ def test_what_has_several_sessions_is_not_drained(tmp_path: Path) -> None:
     check_drainable(GatewaySettings.model_validate(given | one))
 
 
-def test_a_silent_broker_is_given_up_when_that_is_wanted(tmp_path: Path, broker: Broker) -> None:
-    """Whatever the time to connect, and whether it is silent before MQTT or in it."""
+def settings(directory: Path, broker: str, **more: Any) -> GatewaySettings:
+    given = {"name": "g", "state_dir": directory, "brokers": broker, "subscriptions": [{"pattern": "t"}]}
+    return GatewaySettings.model_validate(given | more)
+
+
+def test_a_silent_broker_is_given_up(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the time to connect: a stop waits for it."""
+    monkeypatch.setattr("towline.gateway.sessions._SESSION_END_TIMEOUT_S", 0.3)
     began = time.monotonic()
     with pytest.raises(Unreachable):
-        end_session(of(tmp_path, broker.url), "g", lambda: time.monotonic() > began + 0.3)
+        end_session(settings(tmp_path, broker.url, connect_timeout_s=30), "g")
     assert time.monotonic() - began < 10
 
 
-def of(directory: Path, broker: str) -> BrokerConnection:
-    given = {"name": "g", "state_dir": directory, "brokers": broker, "connect_timeout_s": 30}
-    return GatewaySettings.model_validate(given | {"subscriptions": [{"pattern": "t"}]}).connection
-
-
-def test_a_broker_that_is_busy_is_asked_again_to_end_a_session(tmp_path: Path, broker: Broker) -> None:
+def test_a_broker_that_is_busy_is_an_error_to_try_again(tmp_path: Path, broker: Broker) -> None:
     answers = [ConnAckReasonCode.SERVER_BUSY, ConnAckReasonCode.SUCCESS]
 
     def answer() -> None:
@@ -105,7 +111,39 @@ def test_a_broker_that_is_busy_is_asked_again_to_end_a_session(tmp_path: Path, b
 
     lines = list[socket.socket]()
     answering = call_in_thread(answer, "broker")
-    end_session(of(tmp_path, broker.url), "g", lambda: False)
+    with pytest.raises(BrokerError):
+        end_session(settings(tmp_path, broker.url), "g")
+    end_session(settings(tmp_path, broker.url), "g")
     answering.result(10)
     for line in lines:
         line.close()
+
+
+def test_a_session_that_is_not_ended_is_ended_later(
+    tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [Unreachable("TL-M01", "b", "no connection"), None]
+
+    def end(_settings: GatewaySettings, _client_id: str) -> None:
+        if error := ends.pop(0):
+            raise error
+
+    monkeypatch.setattr("towline.gateway.pump.end_session", end)
+    monkeypatch.setattr("towline.gateway.pump.RETRY_IDLE_S", 0.0)
+    with pumping(tmp_path, broker, unknown_session="adopt", drain_s=0.0) as (pump, _):
+        for drained in (False, True):
+            broker.accept(pump, session_present=True)
+            while pump._driver.connected:
+                answer(broker, pump)
+            assert pump.is_drained is drained
+            assert (pump.status()["last_error"] is None) is drained
+
+
+def answer(broker: Broker, pump: Pump) -> None:
+    answers = list[Any]()
+    for packet in broker.heard():
+        if isinstance(packet, UnsubscribePacket):
+            answers.append(UnsubAckPacket(packet.packet_id, [UnsubAckReasonCode.SUCCESS]))
+        elif isinstance(packet, PingReqPacket):
+            answers.append(PingRespPacket())
+    broker.say(pump, *answers)

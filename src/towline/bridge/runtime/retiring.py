@@ -56,7 +56,7 @@ def retire(bridge: Bridge, name: str, screen: Screen, *, idle_s: float = 30.0, d
             for client in read_client_sessions(settings.state_dir):  # after a drain all sessions have ended
                 if client.ended is None:
                     stop_running(settings.state_dir)
-                    end_session(settings.connection, client.client_id, lambda: False)
+                    end_session(settings, client.client_id)
                     record_session_end(settings.state_dir, client.client_id, "discarded")
         (bridge.state_dir / SCRATCH_DIR).mkdir(mode=0o700, exist_ok=True)
         # One rename: a partly removed journal would count as damaged.
