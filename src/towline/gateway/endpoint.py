@@ -116,16 +116,12 @@ def socket_location(socket: Path) -> str:
 
 def error_fields(error: errors.TowlineError) -> dict[str, Any]:
     """Convert an error to JSON values, for the wire and for ``gateway-error.json``."""
-    nested_errors = {"errors": [*map(error_fields, error.errors)]} if isinstance(error, errors.ConfigErrors) else {}
     fields = {"code": error.code, "where": error.location, "what": error.problem, "do": error.remedy}
-    return {"type": type(error).__name__, **fields, **nested_errors}
+    return {"type": type(error).__name__, **fields}
 
 
 def error_from(fields: Mapping[str, Any]) -> errors.TowlineError:
     """Rebuild the error from `error_fields`; an unknown type becomes a `GatewayError`."""
-    nested_errors = map(error_from, fields.get("errors") or ())
-    if config_errors := [error for error in nested_errors if isinstance(error, errors.ConfigError)]:
-        return errors.ConfigErrors(config_errors)
     error_class = vars(errors).get(str(fields.get("type")))
     base_class: type[errors.TowlineError] = errors.GatewayError
     if isinstance(error_class, type) and issubclass(error_class, errors.TowlineError):

@@ -95,14 +95,6 @@ class StoredBatch:
         return cls(**{**answer, "outbox": JournalOffset(*answer["outbox"])})
 
 
-def is_other_incarnation(expected: str, actual: str, offset: int, first_offset: int) -> bool:
-    """Return True if another incarnation than the expected one wrote the row below an offset.
-
-    Rows below an offset before the journal's first one were committed and are not compared. "" means an empty journal.
-    """
-    return expected != "" and offset >= first_offset and actual != expected
-
-
 #: Inbox or outbox → codes of: another journal, an older copy, an older copy that was written to since.
 _CODES_BY_STORE: Final = {"inbox": ("TL-G04", "TL-G06", "TL-G26"), "outbox": ("TL-G36", "TL-G35", "TL-G35")}
 _REMEDIES: Final = {
@@ -141,7 +133,9 @@ def check_offset(gateway: str, position: JournalOffset, extent: Extent, *, kind:
             f"the checkpoint is at offset {position.offset:,}, the {store} ends at {extent.end_offset:,}: an older copy"
         )
         raise GatewayError(older_code, gateway, problem, _REMEDIES[kind])
-    if is_other_incarnation(position.incarnation, extent.incarnation, position.offset, extent.first_offset):
+    # Rows below an offset before the journal's first one were committed and are not compared; "" is an empty journal.
+    is_comparable = position.incarnation != "" and position.offset >= extent.first_offset
+    if is_comparable and extent.incarnation != position.incarnation:
         writer = f"opening {extent.incarnation}" if extent.incarnation else "another"
         row = f"the row below offset {position.offset:,} was written by opening {position.incarnation} of the {store}"
         problem = f"{row} when the query saw it, and here by {writer}: this is an older copy that was written to since"

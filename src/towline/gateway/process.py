@@ -23,7 +23,6 @@ from typing import IO, Any, Final
 
 import pyarrow as pa
 import structlog
-from pydantic import ValidationError
 
 from towline import files
 from towline.errors import ConfigError, GatewayError, TowlineError
@@ -60,16 +59,9 @@ def main() -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
-    try:
-        with contextlib.suppress(OSError):  # no socket, so nobody waits for the modules (`towline.gateway.launch`)
-            os.write(sys.stdin.fileno(), b"\n")
-        settings = GatewaySettings.model_validate_json(sys.stdin.buffer.read())
-    except ValidationError as error:
-        first_error = error.errors(include_url=False, include_input=False)[0]
-        field_name = ".".join(str(part) for part in first_error["loc"]) or "settings"
-        sys.stderr.write(f"{field_name}: {first_error['msg']}.   [TL-C01]\n")
-        return EXIT_CONFIG
-    return run(settings)
+    with contextlib.suppress(OSError):  # no socket, so nobody waits for the modules (`towline.gateway.launch`)
+        os.write(sys.stdin.fileno(), b"\n")
+    return run(GatewaySettings.model_validate_json(sys.stdin.buffer.read()))
 
 
 def run(settings: GatewaySettings) -> int:
