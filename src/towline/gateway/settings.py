@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import StrEnum
 from itertools import chain
@@ -123,7 +123,6 @@ def _parse_address(value: str) -> str:
 
 #: ``HOST:PORT``.
 ListenAddress = Annotated[str, AfterValidator(_parse_address)]
-_REQUIRED_KEYS: Final = ("cert_file", "key_file", "token_file")
 
 
 class ListenSettings(SettingsModel):
@@ -144,15 +143,6 @@ class ListenSettings(SettingsModel):
     cert_file: Path
     key_file: Path
     token_file: Path
-
-    @model_validator(mode="before")
-    @classmethod
-    def _require_tls_and_token(cls, value: Any) -> Any:
-        missing_keys = [name for name in _REQUIRED_KEYS if not value.get(name)] if isinstance(value, Mapping) else []
-        if missing_keys:
-            problem = f"what listens on a network has TLS and a token, and {' and '.join(missing_keys)} is missing"
-            raise ValueError(f"{problem}; add it, in a bridge file to [gateway], or remove listen")
-        return value
 
     @property
     def location(self) -> str:

@@ -172,7 +172,7 @@ def test_spark_elsewhere_gets_its_access(tmp_path: Path, pki: Pki) -> None:
         ("pki/server.key", "pki/client.key", "bridge.toml:19  [gateway]: key_file: the key does not fit the certificate in cert_file.   [TL-C97]"),
         ("pki/token", "pki/open", "bridge.toml:20  [gateway]: token_file: every user may read it. chmod 600 it.   [TL-C98]"),
         ('listen = "0.0.0.0:8815"', 'listen = "host"', 'bridge.toml:17  [gateway]: it is no address. Write it as "127.0.0.1:9464".   [TL-C05]'),
-        ('token_file = "pki/token"\n', "", "bridge.toml:17  [gateway]: token_file is missing.   [TL-C05]"),
+        ('token_file = "pki/token"\n', "", 'bridge.toml:17  [gateway]: "token_file" is missing.   [TL-C02]'),
         ('token_file = "pki/token"', 'token = "abc"', 'bridge.toml:20  [gateway]: "token" would put a secret here. A file of mode 0600, token_file.   [TL-C16]'),
     ],
 )  # fmt: skip

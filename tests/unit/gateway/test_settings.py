@@ -30,8 +30,7 @@ def settings(**more: Any) -> GatewaySettings:
         ({"subscriptions": [{"pattern": "$share/g/t"}], "share": SHARE}, "share"),
         ({"share": SHARE | {"way": "subscription"}}, "share"),
         ({"outbox": {}, "share": SHARE}, "share"),
-        ({"listen": {"address": "0.0.0.0:8815"}}, "cert_file and key_file and token_file is missing"),
-        ({"listen": FILES | {"address": "h:1", "token_file": ""}}, "token_file is missing"),
+        *(({"listen": {"address": "h:1", **FILES, name: None}}, name) for name in FILES),
         *(({"listen": FILES | {"address": one}}, "it is no address to listen on") for one in ("host", "h:99999")),
     ],
 )

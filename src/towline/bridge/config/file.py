@@ -356,7 +356,7 @@ class _FileReader:
         prefix = mqtt.pop("client_id_prefix", None) or self._tables.name
         gateway = self._tables.gateway
         address = gateway.listen if table.listen is None else table.listen  # false: no listener
-        files = {name: getattr(gateway, name) for name in LISTENER_FILES}
+        files = {name: file for name in LISTENER_FILES if (file := getattr(gateway, name))}
         values = {
             "client_id": f"{prefix}-{table.name}",
             **mqtt,
