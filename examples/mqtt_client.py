@@ -24,7 +24,7 @@ def serve(uri: str, client_id: str, count: int) -> int:
                 continue
             topic = message.response_topic or "answers/" + message.topic.removeprefix("requests/")
             answer = client.publish(topic, message.payload.upper(), correlation_data=message.correlation_data)
-            answer.wait(10)  # the broker has it
+            answer.result(10)  # the broker has it
             message.ack()  # and only now may it forget the request
             answered += 1
             if answered == count:

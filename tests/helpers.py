@@ -141,7 +141,7 @@ def publish_all(uri: str, packets: Iterable[mqtt5.PublishPacket], client_id: str
             for packet in packets
         ]
         for result in results:
-            result.wait(60)
+            result.result(60)
 
 
 def outgoing(packet: mqtt5.PublishPacket) -> OutboundMessage:

@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -14,9 +15,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from towline.errors import BrokerRefused, ConfigError, Unreachable
-from towline.mqtt.reasons import reason_name
+from towline.mqtt.events import PublishAcknowledged
 from towline.mqtt.rules import message_problem
-from towline.net.client import Client, PublishResult
+from towline.net.client import Client
 from towline.net.endpoint import Endpoint
 from towline.net.settings import ClientSettings
 from towline.net.tls import Tls
@@ -91,7 +92,7 @@ def pub(
     result = f"{'acknowledged by' if qos else 'sent to'} {endpoint} in {time.monotonic() - started_at:.1f} s"
     typer.echo(f"{count - len(reasons):,} of {count_text(count)} {result}")
     if reasons:
-        typer.echo(f"{len(reasons):,} refused: {reason_name(reasons[0])} (0x{reasons[0]:02X})", err=True)
+        typer.echo(f"{len(reasons):,} refused: {reasons[0]}", err=True)
         raise typer.Exit(1)
 
 
@@ -118,20 +119,20 @@ def _open(broker: str, settings: ClientSettings) -> Client:
 
 def _publish_all(
     client: Client, messages: _Messages, options: dict[str, Any], endpoint: str, on_message: Callable[[], None]
-) -> list[int]:
-    """Publish all messages; return the reason codes of those that the broker refused."""
-    results, reasons = deque[PublishResult](), list[int]()
+) -> list[str]:
+    """Publish all messages; return the reasons of those that the broker refused."""
+    results, reasons = deque[Future[PublishAcknowledged]](), list[str]()
     try:
         for name, payload in messages:
-            while results and results[0].done:
+            while results and results[0].done():
                 reasons += _refusal_reasons(results.popleft())
             results.append(client.publish(name, payload, timeout_s=_ANSWER_TIMEOUT_S, **options))
             on_message()
         while results:
             reasons += _refusal_reasons(results[0])
             results.popleft()
-    except Unreachable as error:
-        if error.code != "TL-M33":
+    except (Unreachable, TimeoutError) as error:
+        if isinstance(error, Unreachable) and error.code != "TL-M33":
             raise
         problem = f"no acknowledgement for {_ANSWER_TIMEOUT_S:g} s, {count_text(len(results))} without an answer"
         remedy = "Is the broker alive? Publish again what was not confirmed."
@@ -139,14 +140,14 @@ def _publish_all(
     return reasons
 
 
-def _refusal_reasons(result: PublishResult) -> list[int]:
-    """Return the reason code of a refused message in a list, empty for an accepted one."""
+def _refusal_reasons(result: Future[PublishAcknowledged]) -> list[str]:
+    """Return the reason of a refused message in a list, empty for an accepted one."""
     try:
-        result.wait(_ANSWER_TIMEOUT_S)
-    except BrokerRefused:
-        if result.reason is None:  # it is the client that was refused
+        result.result(_ANSWER_TIMEOUT_S)
+    except BrokerRefused as error:
+        if error.code != "TL-M31":  # it is the client that was refused
             raise
-        return [result.reason]
+        return [error.problem]
     return []
 
 

@@ -8,6 +8,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -26,10 +27,10 @@ from towline.doctor.table import BROKEN, HOLDS, LIMITED, WARNS, Check, Finding, 
 from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
 from towline.journal.recovery import read_session
 from towline.mosquitto_conf import MosquittoConf, read_conf
-from towline.mqtt.events import Filter
+from towline.mqtt.events import Filter, PublishAcknowledged
 from towline.mqtt.filters import matches, without_share
 from towline.mqtt.versions import VERSION_NAMES
-from towline.net.client import Client, Message, PublishResult
+from towline.net.client import Client, Message
 from towline.net.settings import ClientSettings, ProtocolName
 from towline.text import duration_text
 
@@ -257,7 +258,8 @@ class BrokerProbe(contextlib.ExitStack):
             if time.monotonic() > deadline:
                 break
             results.append(publisher.publish(topic, str(number), timeout_s=self._timeout_s))
-        accepted_count = sum(self._await_answer(publisher, result).reason == 0 for result in results)
+        answers = [self._await_answer(publisher, result) for result in results]
+        accepted_count = sum(answer.exception() is None and answer.result().reason == 0 for answer in answers)
         with self._open_client(client_id, subscribe=topic, expiry_s=_PROBE_EXPIRY_S, window=_MAX_WINDOW) as client:
             assert client.connack is not None
             session_present = client.connack.session_present or client.level == 3
@@ -299,7 +301,7 @@ class BrokerProbe(contextlib.ExitStack):
     @fact
     def qos_2(self) -> bool:
         """Whether the broker answers a QoS 2 PUBLISH with PUBREC."""
-        return not self._publish(self.probe_topic, b"probe", qos=2).degraded
+        return not self._publish(self.probe_topic, b"probe", qos=2).qos_degraded
 
     # -- helpers --
 
@@ -307,18 +309,18 @@ class BrokerProbe(contextlib.ExitStack):
         """Return a unique client id within the 23 characters of MQTT 3.1."""
         return f"{PROBE_PREFIX}-{secrets.token_hex(4)}"
 
-    def _publish(self, topic: str, payload: bytes, qos: int = 1) -> PublishResult:
+    def _publish(self, topic: str, payload: bytes, qos: int = 1) -> PublishAcknowledged:
         """Publish and wait for the broker's answer; raises BrokerError if it refuses or closes the connection."""
         publisher = self._publisher
         result = publisher.publish(topic, payload, qos=qos, expiry_s=_PROBE_EXPIRY_S)
-        return self._await_answer(publisher, result).wait(0)
+        return self._await_answer(publisher, result).result()
 
-    def _await_answer(self, client: Client, result: PublishResult) -> PublishResult:
+    def _await_answer(self, client: Client, result: Future[PublishAcknowledged]) -> Future[PublishAcknowledged]:
         deadline = time.monotonic() + self._timeout_s
-        while not result.done and client.online and time.monotonic() < deadline:
+        while not result.done() and client.online and time.monotonic() < deadline:
             time.sleep(0.005)
-        if not result.done:
-            problem = f"no answer within {self._timeout_s:g} s to a message on {result.topic}"
+        if not result.done():
+            problem = f"no answer within {self._timeout_s:g} s to a message"
             raise client.last_error or Unreachable("TL-M33", str(self.target.endpoint), problem, "Is the broker busy?")
         return result
 

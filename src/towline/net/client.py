@@ -7,7 +7,7 @@
 
 The client runs one thread. It talks to the broker, sends the keep alive and reconnects, however long the caller takes
 to handle a message. **Every public method may be called from any thread.** No code of the caller runs on the client's
-thread, except the methods of an `Authenticator`, which must not call the client.
+thread, except the methods of an `Authenticator` and callbacks of results, which must not call the client.
 
 The content of memory is lost with the process. The broker sends unacknowledged messages again; the caller has to
 publish unconfirmed messages again. `towline.gateway` runs the same session on top of a disk.
@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from itertools import chain
 from types import TracebackType
 from typing import Any, Final, Self, TypedDict, Unpack, cast
@@ -229,49 +229,6 @@ def outbound_message(
     return OutboundMessage(topic, data, qos=qos, retain=bool(retain), payload_format_indicator=is_text, **values)
 
 
-class PublishResult:
-    """Result of one `Client.publish` call."""
-
-    def __init__(self, topic: str, condition: threading.Condition) -> None:
-        #: Topic of the message.
-        self.topic = topic
-        #: Reason code of the broker [MQTT 5 section 2.4]; None before its answer. QoS 0: 0 when it was sent.
-        self.reason: int | None = None
-        #: The broker accepted a QoS 2 message with QoS 1.
-        self.degraded = False
-        #: Error that ended the client before an answer.
-        self.failure: BaseException | None = None
-        self._condition = condition
-
-    @property
-    def done(self) -> bool:
-        """Whether the broker has accepted or refused the message, or the client has ended."""
-        return self.reason is not None or self.failure is not None
-
-    def wait(self, timeout_s: float | None = None) -> Self:
-        """Wait until the broker has accepted the message.
-
-        Args:
-            timeout_s: Longest wait in seconds; None for no limit.
-
-        Raises:
-            Refused: The broker dropped the message (TL-M31).
-            Unreachable: No answer in time (TL-M33), or the client was closed first (TL-M32): publish it again.
-            BrokerError: Error that ended the client.
-        """
-        with self._condition:
-            if not self._condition.wait_for(lambda: self.done, timeout_s):
-                problem = f"no answer within {timeout_s:g} s to a message"
-                remedy = "It is resent automatically. Receive queued messages: the answer may be behind 64 MiB of them."
-                raise Unreachable("TL-M33", self.topic, problem, remedy)
-        if self.failure is not None:
-            raise self.failure
-        if self.reason is not None and self.reason >= 0x80:
-            problem = f"the message was dropped: {reason_name(self.reason)} (0x{self.reason:02X})"
-            raise BrokerRefused("TL-M31", self.topic, problem, "Change the message, or the broker's limits and rights.")
-        return self
-
-
 class Client:
     """MQTT client; a context manager and an iterable of messages.
 
@@ -314,8 +271,8 @@ class Client:
         self._end_error: BaseException | None = None
         #: Events for the session, queued by any thread.
         self._queued_events: deque[events.Event] = deque()
-        #: Results of unconfirmed messages; each is the token of its message.
-        self._pending_results: set[PublishResult] = set()
+        #: Results of unconfirmed messages with their topics; each is the token of its message.
+        self._pending_results: dict[Future[events.PublishAcknowledged], str] = {}
         self._receive_queue = ReceiveQueue()
         #: Number of times that the broker lost the session with its queued messages [MQTT-3.2.2-5].
         self.sessions_lost = 0
@@ -398,10 +355,12 @@ class Client:
         retain: bool = False,
         timeout_s: float | None = None,
         **properties: Unpack[Properties],
-    ) -> PublishResult:
+    ) -> Future[events.PublishAcknowledged]:
         """Queue a message; it is sent, and sent again after a reconnect, until the broker answers.
 
-        The call blocks while 1,000 messages are unconfirmed.
+        The call blocks while 1,000 messages are unconfirmed. The result has the broker's reason code (QoS 0: 0 when the
+        message was sent). It raises BrokerRefused, TL-M31, if the message was dropped, and the error that ended the
+        client before an answer: publish it again. A callback of it must not call the client.
 
         Args:
             topic: Topic name.
@@ -429,8 +388,9 @@ class Client:
                 problem = f"{_MAX_PENDING:,} messages are not confirmed after {timeout_s:g} s"
                 remedy = "Is the broker alive? This message was not queued."
                 raise Unreachable("TL-M33", self._location, problem, remedy)
-            result = PublishResult(topic, self._condition)
-            results.add(result)
+            result = Future[events.PublishAcknowledged]()
+            result.set_running_or_notify_cancel()  # can't be cancelled: the message may have left
+            results[result] = topic
             self._queued_events.append(events.Publish(result, content))
         self._driver.wake()
         return result
@@ -521,14 +481,22 @@ class Client:
             if isinstance(action, events.Deliver):
                 self._deliver(action)
             elif isinstance(action, events.PublishAcknowledged):
-                assert isinstance(action.token, PublishResult)
-                self._pending_results.remove(action.token)
-                action.token.reason, action.token.degraded = action.reason, action.qos_degraded
+                self._resolve_result(action)
             elif isinstance(action, events.SessionLost):
                 self.sessions_lost += 1
             self._condition.notify_all()
         if isinstance(action, events.Deliver):
             self._driver.handle(events.DeliveryStored(action.delivery_id))
+
+    def _resolve_result(self, action: events.PublishAcknowledged) -> None:
+        result = cast("Future[events.PublishAcknowledged]", action.token)
+        topic = self._pending_results.pop(result)
+        if action.reason < 0x80:
+            result.set_result(action)
+        else:
+            problem = f"the message was dropped: {reason_name(action.reason)} (0x{action.reason:02X})"
+            remedy = "Change the message, or the broker's limits and rights."
+            result.set_exception(BrokerRefused("TL-M31", topic, problem, remedy))
 
     def _deliver(self, action: events.Deliver) -> None:
         session, messages = self._driver.session, action.messages
@@ -542,6 +510,6 @@ class Client:
         with self._condition:
             self._end_error = failure
             for result in self._pending_results:
-                result.failure = failure
+                result.set_exception(failure)
             self._pending_results.clear()
             self._condition.notify_all()

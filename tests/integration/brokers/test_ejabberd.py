@@ -34,7 +34,7 @@ def at(broker: Ejabberd, new_gateway: NewGateway, name: str, **settings: object)
 def publish(broker: Ejabberd, numbers: range, topic: str, qos: int) -> None:
     with Client(broker.uri, client_id="device", settings=ClientSettings(username=USER, password="any")) as client:
         for receipt in [client.publish(topic, b"%d" % n, qos=qos) for n in numbers]:
-            receipt.wait(30)
+            receipt.result(30)
 
 
 @pytest.mark.parametrize("qos", [1, 2])

@@ -27,7 +27,7 @@ def test_auto_finds_out_that_it_speaks_3_1_1_and_a_session_outlives_a_kill(
     gateway.until(state="online", protocol="3.1.1")
     gateway.stop(signal.SIGKILL)
     with Client(rabbitmq.uri, client_id="up-1-sender", settings=ClientSettings(protocol="auto")) as client:
-        assert client.publish("up/x", b"0", qos=1).wait(30).reason == 0
+        assert client.publish("up/x", b"0", qos=1).result(30).reason == 0
     gateway.start()
     gateway.until(journaled=1, sessions_lost=0)
     gateway.stop()
@@ -104,7 +104,7 @@ def test_a_drain_takes_in_what_is_queued_and_ends_the_session(rabbitmq: RabbitMQ
     gateway.stop()
     with Client(rabbitmq.uri, client_id="out-1-sender", settings=ClientSettings(protocol="3.1.1")) as client:
         for receipt in [client.publish("out/x", b"%d" % n, qos=1) for n in range(200)]:
-            receipt.wait(30)
+            receipt.result(30)
     gateway.start(2.0)
     gateway.until(journaled=200)
     assert gateway.seen() == [*range(200)]

@@ -41,14 +41,14 @@ def gateway(line: Uplink, uri: str, settings: ClientSettings | None = None) -> C
 def published(uri: str, numbers: Sequence[int], settings: ClientSettings | None = None) -> None:
     with Client(uri, client_id="device", settings=settings or ClientSettings(session_expiry_s=0)) as device:
         for one in [device.publish("plant/d7/state", str(number)) for number in numbers]:
-            one.wait(30)
+            one.result(30)
 
 
 def published_all_along(uri: str, numbers: Sequence[int]) -> None:
     """Over as many seconds as the probes of a broker take."""
     with Client(uri, client_id="device", settings=ClientSettings(session_expiry_s=0)) as device:
         for number in numbers:
-            device.publish("plant/d7/state", str(number)).wait(30)
+            device.publish("plant/d7/state", str(number)).result(30)
             time.sleep(0.04)
 
 

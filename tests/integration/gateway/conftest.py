@@ -180,7 +180,7 @@ def publish(broker: Mosquitto, numbers: range, topic: str = "t/1", *, qos: int =
     uri = broker.uri.replace("mqtt://", "mqtts://") if tls else broker.uri
     with Client(uri, client_id=f"test-{uuid.uuid4().hex}", settings=ClientSettings(tls=tls or Tls())) as client:
         for result in [client.publish(topic, b"%d" % number, qos=qos) for number in numbers]:
-            result.wait(60)
+            result.result(60)
 
 
 def payloads(gateway: Gateway) -> list[int]:

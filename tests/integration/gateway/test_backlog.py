@@ -43,7 +43,7 @@ def test_10k_topics_and_repeated_property_keys(new_mosquitto: NewMosquitto, new_
     with Client(mosquitto.uri, client_id="device") as client:
         for number in range(10_000):
             last = client.publish(f"t/{number}/x", user_properties=keys)
-        last.wait(60)
+        last.result(60)
     gateway.until(60, journaled=10_000)
     gateway.stop()
     rows = gateway.rows()

@@ -32,8 +32,8 @@ def test_messages_reach_the_disk_with_all_their_properties(mosquitto: Mosquitto,
             response_topic="r/1",
             correlation_data=b"\x01\x02",
             user_properties=[("b", "1"), ("a", "2"), ("b", "3")],
-        ).wait(60)
-        client.publish("t/plain", qos=0).wait(60)
+        ).result(60)
+        client.publish("t/plain", qos=0).result(60)
     gateway.until(journaled=2)
     assert gateway.stop() == 0
     full, plain = gateway.rows()
@@ -241,7 +241,7 @@ def test_a_client_id_taken_over_twice_stops_the_line(mosquitto: Mosquitto, new_g
         wait_until(lambda: gateway.log.read_text().count('"online"') > len(rivals))
         if rivals:
             with Client(mosquitto.uri, client_id="device") as client:
-                client.publish("t/1", b"").wait(60)
+                client.publish("t/1", b"").result(60)
             gateway.until(journaled=1)
         rival = socket.create_connection(("127.0.0.1", mosquitto.port))
         rivals.append(rival)
@@ -274,7 +274,7 @@ def test_a_full_journal_holds_back_and_loses_nothing(new_mosquitto: NewMosquitto
     gateway.connect()
     with Client(broker.uri, client_id="device") as client:
         for result in [client.publish("t/1", b"%d " % number + bytes(2000)) for number in range(2000)]:
-            result.wait(60)
+            result.result(60)
     full = gateway.until(held_back="journal full")
     assert 0 < full["journaled"] < 2000
     assert "TL-J02" in full["last_error"]["text"]

@@ -40,7 +40,7 @@ def test_the_command_drains_in_place_of_what_runs(
     first.connect()
     with Client(mosquitto.uri, client_id="device") as client:
         for n in range(10):
-            client.publish(f"t/a/d{n}", b"%d" % n, qos=1).wait(30)
+            client.publish(f"t/a/d{n}", b"%d" % n, qos=1).result(30)
     first.until(end=10)
     before = first.process
     assert before is not None

@@ -75,7 +75,7 @@ def test_a_filter_added_while_the_broker_was_another_one_is_asked_for_on_the_way
             break
         gateway.stop()
     with Client(first.uri, client_id="device") as client:
-        client.publish("u", b"1").wait(60)
+        client.publish("u", b"1").result(60)
     gateway.until(journaled=1)
     gateway.stop()
 

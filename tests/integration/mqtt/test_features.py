@@ -32,11 +32,11 @@ AT_LEAST_ONCE, EXACTLY_ONCE = QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE
 def test_retain_handling(mosquitto: Mosquitto, handling: int, first: int, second: int) -> None:
     """Retained messages always, only for a new subscription, never; a changed option subscribes again."""
     with Client(mosquitto.uri, client_id="device") as device:
-        device.publish("t/kept", b"kept", retain=True).wait(60)
+        device.publish("t/kept", b"kept", retain=True).result(60)
     for qos, expected in ((1, first), (2, second)):
         filters = [Filter("t/#", qos, retain_handling=handling)]
         with Client(mosquitto.uri, client_id="reader", subscribe=filters) as reader:
-            reader.publish("t/mark", b"mark").wait(60)
+            reader.publish("t/mark", b"mark").result(60)
             taken = take(reader, expected + 1)
         assert [(m.payload, m.retain) for m in taken] == [(b"kept", True)] * expected + [(b"mark", False)]
 
@@ -126,4 +126,4 @@ def test_the_servers_receive_maximum_bounds_what_is_open() -> None:
     with Scripted(script) as server, Client(server.uri, client_id="x", subscribe=[Filter("t", 2)]) as client:
         receipts = [client.publish("u", b"%d" % number) for number in range(3)]
         take(client, 2)
-        assert [receipt.wait(60).reason for receipt in receipts] == [0] * 3
+        assert [receipt.result(60).reason for receipt in receipts] == [0] * 3

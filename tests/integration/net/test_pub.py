@@ -39,7 +39,7 @@ def test_what_the_broker_drops_is_counted(capsys: pytest.CaptureFixture[str]) ->
         assert run(broker.uri, "t") == 1
     told = capsys.readouterr()
     assert "0 of 1 message" in told.out
-    assert "1 refused: not authorized (0x87)" in told.err
+    assert "1 refused: the message was dropped: not authorized (0x87)" in told.err
 
 
 def test_no_answer_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def test_a_reference_in_connack_is_followed(mosquitto: Mosquitto, reason: ConnAc
         Client(server.uri, client_id="x", subscribe=["t"], settings=ClientSettings(follow_redirects=True)) as client,
     ):
         assert str(client._driver.endpoint) == mosquitto.uri
-        client.publish("t", b"1").wait(60)
+        client.publish("t", b"1").result(60)
         message = client.receive(5)
         assert message is not None
 

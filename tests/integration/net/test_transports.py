@@ -39,7 +39,7 @@ def carried(gateway: Gateway, uri: str, *, tls: Tls | None = None, **way: Any) -
     assert status["broker"] == uri
     with Client(uri, client_id="device", settings=ClientSettings(tls=tls or Tls(), **way)) as client:
         for result in [client.publish("t/1", payload) for payload in sent]:
-            result.wait(60)
+            result.result(60)
     status = gateway.until(journaled=COUNT)
     assert (status["connects"], status["last_error"]) == (1, None)
     assert gateway.stop() == 0

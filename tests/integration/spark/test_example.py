@@ -26,7 +26,7 @@ def test_two_sinks_from_one_gateway(mosquitto: Mosquitto, tmp_path: Path) -> Non
     wait_until(lambda: _online(directory), 120, "the example's gateway")
     with Client(mosquitto.uri, client_id="devices") as client:
         for number in range(100):
-            client.publish(f"telemetry/d{number % 5}/temp", b"%d" % number).wait(60)
+            client.publish(f"telemetry/d{number % 5}/temp", b"%d" % number).result(60)
     shown, _ = process.communicate(timeout=150)
     assert process.returncode == 0, shown
     table = ds.dataset(directory / "parquet").to_table().sort_by("offset")

@@ -93,7 +93,7 @@ def test_builder_source_and_sink(
             settings=ClientSettings(username="jet", password="s3cret"),
         ) as ear:
             for name in ("ann", "bob"):
-                ear.publish(f"drivers/{name}", f"{name} brakes".encode(), qos=2).wait(60)
+                ear.publish(f"drivers/{name}", f"{name} brakes".encode(), qos=2).result(60)
             heard = hear(ear, {"shouts/ann", "shouts/bob"})
     finally:
         query.stop()
@@ -126,9 +126,9 @@ def test_subscriptions_with_their_own_qos_and_the_pipeline(
         with Client(mosquitto.uri, client_id="ear", subscribe=["shouts", "fast/#", "slow/#"]) as ear:
             with Client(mosquitto.uri, client_id="cars") as cars:
                 for topic in ("drivers/a", "cars/b", "alarms/c"):
-                    cars.publish(topic, b"hey", qos=2).wait(60)
+                    cars.publish(topic, b"hey", qos=2).result(60)
                 for driver, speed in (("ann", b"80"), ("bob", b"20")):
-                    cars.publish(f"speed/{driver}", b'{"speed": %b}' % speed, qos=1).wait(60)
+                    cars.publish(f"speed/{driver}", b'{"speed": %b}' % speed, qos=1).result(60)
             wait_until(lambda: spark.table("three").count() == 3, PATIENCE, "three rows")
             heard = hear(ear, {"shouts", "fast/ann", "slow/bob"})
             shout, fast, slow = heard["shouts"], heard["fast/ann"], heard["slow/bob"]

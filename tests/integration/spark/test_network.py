@@ -113,7 +113,7 @@ def test_rows_arrive_once_through_a_gateway_that_is_killed_and_no_secret_is_show
             gateway.start()
             more = [device.publish(f"in/{number % 3}", b"%d" % number, qos=2) for number in range(2000, 2500)]
             for result in (*first, *more):
-                result.wait(60)
+                result.result(60)
         wait_until(lambda: hear(2500), LONG, "all rows")
         # A batch query reads what is in the journal when it is planned; a stream that commits meanwhile cuts it [I5].
         wait_until(lambda: not gateway.status()["waiting"], LONG, "the last batch committed")

@@ -65,7 +65,7 @@ def test_the_page_does_what_it_says(
 def publish(broker: Mosquitto, place: Path, begin: int, end: int) -> None:
     with Client(broker.uri, client_id="device") as client, find_running(place / "plant-7") as gateway:  # type: ignore[union-attr]
         for number in range(begin, end):
-            client.publish(f"telemetry/d{number % 4}/t", b"%d" % number, qos=2).wait(60)
+            client.publish(f"telemetry/d{number % 4}/t", b"%d" % number, qos=2).result(60)
         wait_until(lambda: gateway.status()["end"] == end, LONG)
 
 

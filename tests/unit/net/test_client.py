@@ -102,7 +102,7 @@ def test_a_closed_client_says_so() -> None:
     with pytest.raises(Unreachable, match=r"the client is closed.*TL-M32"):
         client.publish("t")
     with pytest.raises(Unreachable, match="TL-M32"):
-        waiting.wait(1)
+        waiting.result(1)
 
 
 def test_too_many_unconfirmed_messages_make_publish_wait() -> None:
@@ -123,14 +123,14 @@ def test_results() -> None:
         PublishAcknowledged(weaker, 0, qos_degraded=True),
     ):
         client._perform(action)
-    assert taken.wait() is taken
-    assert (taken.done, taken.reason, taken.degraded, taken.topic) == (True, 0, False, "t/0")
+    assert taken.result() == PublishAcknowledged(taken, 0)
+    assert not taken.cancel()
     with pytest.raises(BrokerRefused, match=r"t/1: the message was dropped: quota exceeded \(0x97\).*TL-M31"):
-        dropped.wait()
-    assert weaker.wait().degraded
-    assert not nobody.done
+        dropped.result()
+    assert weaker.result().qos_degraded
+    assert not nobody.done()
     client._fail_pending_results(client._closed_error())
-    assert nobody.done
+    assert nobody.done()
 
 
 def test_the_size_of_a_message_is_what_it_carries() -> None:
