@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import select
 import socket
 import ssl
@@ -49,11 +48,6 @@ _ABANDONED_ATTEMPT_S: Final = 5.0
 SUBPROTOCOL: Final = "mqtt"
 #: Characters of the peer's text shown in an error.
 _SHOWN_TEXT_BYTES: Final = 100
-#: A header's name [RFC 9110 section 5.6.2], and a value without control characters.
-_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
-#: Headers that wsproto writes itself.
-_RESERVED_HEADERS: Final = ("host", "upgrade", "connection")
 
 
 def call_with_timeout(
@@ -104,16 +98,6 @@ def _discard_late_result(future: Future[T], discard: Callable[[T], object]) -> N
     future.add_done_callback(lambda ended: None if ended.exception() else discard(ended.result()))
 
 
-def header_problem(name: str, value: str) -> str | None:
-    """Return the reason why an HTTP request can't have a header, or None; never with its value: it may be secret."""
-    if not _HEADER_NAME.fullmatch(name):
-        return f'"{name}" is not a valid name of an HTTP header'
-    if name.lower() in _RESERVED_HEADERS or name.lower().startswith("sec-websocket-"):
-        return f'the header "{name}" is part of the WebSocket request itself'
-    problem = f'the value of the header "{name}" has characters that HTTP does not allow'
-    return None if _HEADER_VALUE.fullmatch(value) else problem
-
-
 class WebSocketFraming:
     """MQTT in WebSocket frames, client side, without a socket (MQTT 5.0 and 3.1.1 section 6).
 
@@ -123,7 +107,7 @@ class WebSocketFraming:
 
     Args:
         endpoint: Host and path of the request.
-        headers: Further request headers (`header_problem`).
+        headers: Further request headers.
         query: Query of the request; it may be a secret.
 
     Attributes:

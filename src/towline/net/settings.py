@@ -27,7 +27,7 @@ from towline.errors import ConfigError, Unreachable, did_you_mean
 from towline.mqtt.events import Authenticator, Filter, SessionConfig
 from towline.mqtt.rules import check_config, filter_problem, message_problem, topic_problem
 from towline.mqtt.versions import LEVELS_OF_SETTING
-from towline.net.connecting import Transport, call_with_timeout, connect, header_problem
+from towline.net.connecting import Transport, call_with_timeout, connect
 from towline.net.endpoint import Endpoint, Proxy
 from towline.net.tls import Tls
 from towline.options import OptionSpelling, parse_list
@@ -49,6 +49,8 @@ _NEVER_EXPIRES: Final = 0xFFFFFFFF
 #: Largest MQTT password in bytes: binary data with a length of two bytes [MQTT 5 section 3.1.3.6].
 _MAX_PASSWORD_BYTES: Final = 0xFFFF
 _WEBSOCKET_URL: Final = re.compile(r"wss?://[^?]*\?")
+#: A header's name [RFC 9110 section 5.6.2], and a value without control characters.
+_HEADER_LINE: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*:\s*([\t\x20-\x7e\xa0-\xff]*)")
 #: URI query (RFC 3986 section 3.4).
 _URI_QUERY: Final = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/?-]+")
 
@@ -449,12 +451,11 @@ def _check_authenticator(value: Any) -> Authenticator:
 
 def _parse_headers(content: bytes) -> Headers:
     """Parse one header a line, as ``Name: value``."""
-    lines = (line for line in content.decode("latin-1").splitlines() if line.strip())
-    parts = [[part.strip() for part in line.partition(":")] for line in lines]
-    for number, (name, colon, value) in enumerate(parts, start=1):
-        if problem := header_problem(name, value) if colon else "not a header of the form Name: value":
-            raise ValueError(f"line {number}: {problem}")
-    return tuple((name, value) for name, _, value in parts)
+    lines = [line.strip() for line in content.decode("latin-1").splitlines() if line.strip()]
+    matches = [match for line in lines if (match := _HEADER_LINE.fullmatch(line))]
+    if len(matches) < len(lines):
+        raise ValueError("each line must be a header of the form Name: value")
+    return tuple((match[1], match[2]) for match in matches)
 
 
 def _parse_query(content: bytes) -> str:
