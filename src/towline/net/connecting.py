@@ -9,8 +9,6 @@ name and, without TLS, all bytes.
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import select
 import socket
 import ssl
@@ -19,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
-from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from wsproto import ConnectionType, WSConnection
@@ -353,11 +350,6 @@ RECEIVE_BUFFER: Final = 2 << 20
 _KEEPALIVE_PROBES: Final = 3
 #: Largest interval in seconds that Linux accepts.
 _MAX_KEEPALIVE_S: Final = 32767
-#: Remedies by the proxy's HTTP status.
-_PROXY_REMEDIES: Final = {
-    403: "Ask who runs the proxy to allow this host and port.",
-    407: "Set a user in the proxy's URI and proxy_password_file.",
-}
 #: Number of reasons shown if no address answers.
 _SHOWN_REASONS: Final = 3
 
@@ -439,7 +431,7 @@ class _ConnectionAttempt:
         addresses: list[Address] = [(socket.AF_UNIX, endpoint.path)]
         if endpoint.scheme != "unix":
             answers = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-            addresses = interleave_families((family, address) for family, _, _, _, address in answers)
+            addresses = [(family, address) for family, _, _, _, address in answers]
         self.translate_error = partial(self._connect_error, len(addresses))
         return self._connect_to_first(addresses)
 
@@ -498,8 +490,7 @@ class _ConnectionAttempt:
             detail, code = error_text(error), getattr(error, "error_code", None) or 0
             if http and isinstance(error, python_socks.ProxyError):  # never the proxy's own text
                 detail = f"HTTP {code}" if code else "no answer in HTTP"
-            status = 407 if "authentication" in detail else code
-            remedy = _PROXY_REMEDIES.get(status, "Does the proxy reach the broker?")
+            remedy = "Does it reach and allow this host and port, and are its user and proxy_password_file right?"
             return Unreachable("TL-M15", self._location, f"the proxy {proxy} refused the connection: {detail}", remedy)
 
         self.translate_error = translate_error
@@ -551,24 +542,12 @@ class _ConnectionAttempt:
             raise framing.websocket_error(problem, "Trying again.")
 
 
-def interleave_families(addresses: Iterable[Address]) -> list[Address]:
-    """Sort addresses by alternating families, in the resolver's order (RFC 8305 section 4)."""
-    families: dict[int, list[Address]] = {}
-    for address in dict.fromkeys(addresses):
-        families.setdefault(address[0], []).append(address)
-    return [candidate for candidate in chain.from_iterable(zip_longest(*families.values())) if candidate is not None]
-
-
 def _connect_socket(family: int, address: Any, timeout_s: float) -> socket.socket:
-    deadline = time.monotonic() + timeout_s
     sock = socket.socket(family, socket.SOCK_STREAM)  # fails without IPv6
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(sock.close)
         sock.settimeout(timeout_s)
-        while (error_code := sock.connect_ex(address)) == errno.EAGAIN and time.monotonic() < deadline:
-            time.sleep(0.02)  # unix(7): the listener's backlog is full, and poll can't wait for it
-        if error_code:
-            raise OSError(error_code, os.strerror(error_code))
+        sock.connect(address)
         cleanup.pop_all()
     return sock
 
