@@ -197,7 +197,7 @@ class _Gateway:
         with _signal_handlers(self._pump.stop, self._pump.wake_fd):
             if self._settings.owner_pid is not None:
                 guarded_thread(self._watch_owner, "owner", self._settings.owner_pid, retry_s=1.0).start()
-            serve_thread = guarded_thread(self._serve, "serve", on_fault=self._fail_serving)
+            serve_thread = guarded_thread(self._serve, "serve", on_fault=self._fail)
             serve_thread.start()
             try:
                 self._pump.run()
@@ -227,10 +227,6 @@ class _Gateway:
             self._log.info("listening", **self._front.status())
         notify(READY="1")
 
-    def _fail_serving(self, error: BaseException) -> None:
-        """Stop the gateway if its service fails: unreachable, it would receive until the disk is full."""
-        self._fail(error if isinstance(error, TowlineError) else unexpected_error(self._settings.name, error))
-
     def _notify(self) -> None:
         if self._service is not None:
             self._service.notify()
@@ -259,8 +255,9 @@ class _Gateway:
         self._log.info("owner ended, ending too", owner=pid)
         self._pump.stop()
 
-    def _fail(self, error: TowlineError) -> None:
-        self._failure = error
+    def _fail(self, error: BaseException) -> None:
+        """Stop the gateway if its journal or its service fails: unreachable, it would receive until the disk is full."""
+        self._failure = error if isinstance(error, TowlineError) else unexpected_error(self._settings.name, error)
         self._pump.stop()
 
 
