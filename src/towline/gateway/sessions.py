@@ -4,7 +4,7 @@ It takes these steps:
 
     step             until
     UNSUBSCRIBING    UNSUBACK has come for every filter
-    RECEIVING        nothing is unacknowledged, and nothing has come for the idle time, with every PINGREQ answered
+    RECEIVING        nothing is unacknowledged, nothing has come for the idle time, and a PINGREQ then is answered
     COMMITTING       every consumer has committed the end of the journal, publishers have their receipts, and the
                      outbox is empty
     ENDING_SESSION   a CONNECT with Clean Start is answered: the broker has no session any more
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 #: Shortest idle time after an attempt to end the session, in seconds.
 RETRY_IDLE_S: Final = 2.0
-#: PINGREQs sent over the idle time.
-_PROBES: Final = 4
 #: Longest timeout of the connection that ends a session, in seconds: it delays a stop.
 _SESSION_END_TIMEOUT_S: Final = 10.0
 #: Settings of a gateway's connection that mean nothing where a session is ended.
@@ -59,9 +57,9 @@ class Drain:
         #: Monotonic time of the next check; None while commits and the broker's answers wake the loop.
         self.next_check_at: float | None = None
         self.idle_s = idle_s
-        #: Activity when the idle time began (None: not idle), the time of that, and the PINGREQs sent since.
+        #: Activity when the idle time began (None: not idle), the time of that, and whether PINGREQ was sent at its end.
         self._last_activity: tuple[int, ...] | None = None
-        self._idle_since, self._probes_sent = 0.0, 0
+        self._idle_since, self._probe_sent = 0.0, False
 
     def advance(
         self,
@@ -100,17 +98,17 @@ class Drain:
     def _is_session_empty(
         self, now: float, send_probe: Callable[[], None], activity: tuple[int, ...] | None, *, probes_answered: bool
     ) -> bool:
-        """Return True if the session was idle for `idle_s` seconds and every PINGREQ of that time is answered."""
+        """Return True if the session was idle for `idle_s` seconds and a PINGREQ at the end of that is answered."""
         if activity is None or activity != self._last_activity:
-            self._last_activity, self._idle_since, self._probes_sent = activity, now, 0
+            self._last_activity, self._idle_since, self._probe_sent = activity, now, False
         if activity is None:
             return False
-        if self._probes_sent < _PROBES and now >= self._idle_since + self.idle_s * self._probes_sent / _PROBES:
-            self._probes_sent, probes_answered = self._probes_sent + 1, False
+        if now < (idle_end := self._idle_since + self.idle_s):
+            self.next_check_at = idle_end
+        elif not self._probe_sent:
+            self._probe_sent, probes_answered = True, False
             send_probe()
-        next_probe_at = self._idle_since + self.idle_s * self._probes_sent / _PROBES
-        self.next_check_at = next_probe_at if next_probe_at > now else None
-        return probes_answered and self._probes_sent == _PROBES and now >= next_probe_at
+        return self._probe_sent and probes_answered
 
 
 def check_drainable(settings: GatewaySettings) -> None:
