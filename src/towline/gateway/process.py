@@ -256,7 +256,7 @@ class _Gateway:
         self._pump.stop()
 
     def _fail(self, error: BaseException) -> None:
-        """Stop the gateway if its journal or its service fails: unreachable, it would receive until the disk is full."""
+        """Stop the gateway if its journal or service fails: unreachable, it would receive until the disk is full."""
         self._failure = error if isinstance(error, TowlineError) else unexpected_error(self._settings.name, error)
         self._pump.stop()
 

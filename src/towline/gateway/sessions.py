@@ -57,7 +57,7 @@ class Drain:
         #: Monotonic time of the next check; None while commits and the broker's answers wake the loop.
         self.next_check_at: float | None = None
         self.idle_s = idle_s
-        #: Activity when the idle time began (None: not idle), the time of that, and whether PINGREQ was sent at its end.
+        #: Activity when the idle time began (None: not idle), the time of that, and whether PINGREQ followed.
         self._last_activity: tuple[int, ...] | None = None
         self._idle_since, self._probe_sent = 0.0, False
 
