@@ -52,8 +52,7 @@ def built(frame: DataFrame, broker: str, directory: Path, user: str, password_fi
         .writeStream.format("mqtt")
         .options(broker=broker, clientId="shouts", stateDir=str(directory / "outbox"))
         .options(username=user, passwordFile=str(password_file))
-        .options(retryStrategy="capped", retryAttempts="10")
-        .options(retryInterval="0.1", retryMultiplier="2", retryCap="5")
+        .option("retryTimeout", "60")
         .option("guarantee", "exactly_once")
         .option("checkpointLocation", str(directory / "checkpoint"))
         .start()
@@ -62,22 +61,6 @@ def built(frame: DataFrame, broker: str, directory: Path, user: str, password_fi
 
 #: Jet's retry strategies as options of the sink.
 RETRY = {
-    "RetryStrategies.never()": {"retryStrategy": "never"},
-    "RetryStrategies.indefinitely(500)": {
-        "retryStrategy": "constant",
-        "retryInterval": "0.5",
-        "retryAttempts": "-1",
-    },
-    "IntervalFunction.constant(500)": {"retryStrategy": "constant", "retryInterval": "0.5"},
-    "IntervalFunction.exponentialBackoff(500, 2)": {
-        "retryStrategy": "exponential",
-        "retryInterval": "0.5",
-        "retryMultiplier": "2",
-    },
-    "IntervalFunction.exponentialBackoffWithCap(500, 2, 8000)": {
-        "retryStrategy": "capped",
-        "retryInterval": "0.5",
-        "retryMultiplier": "2",
-        "retryCap": "8",
-    },
+    "RetryStrategies.never()": {"retryTimeout": "0"},
+    "RetryStrategies.indefinitely(500)": {"retryTimeout": "inf"},
 }

@@ -53,29 +53,29 @@ class JournalOffset(NamedTuple):
     incarnation: str = ""
 
     @classmethod
-    def read_outbox_note(cls, checkpoint: str, number: int = 0) -> Self | None:
-        """Read the outbox offset from a checkpoint, by the outbox's number; None if there is none.
+    def read_outbox_note(cls, checkpoint: str) -> Self | None:
+        """Read the outbox offset from a checkpoint; None if there is none.
 
         Raises:
             GatewayError: TL-G37, the file is invalid.
         """
         try:
-            text = Checkpoint(checkpoint).read_note(_outbox_note_file(number))
+            text = Checkpoint(checkpoint).read_note(OUTBOX_FILE)
             if text is None:
                 return None
             values = json.loads(text)
             return cls(str(values["journal"]), int(values["offset"]), str(values["incarnation"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            problem = f"{_outbox_note_file(number)} can't be read ({type(error).__name__})"
+            problem = f"{OUTBOX_FILE} can't be read ({type(error).__name__})"
             remedy = "It identifies the query's outbox. If that outbox is the newest one, remove the file."
             raise GatewayError("TL-G37", checkpoint, problem, remedy) from error
 
-    def write_outbox_note(self, checkpoint: str, number: int = 0) -> None:
+    def write_outbox_note(self, checkpoint: str) -> None:
         """Store the offset durably in a checkpoint; raises TL-J20, and then the batch must not be committed.
 
         A checkpoint that is not on a local disk (an object store, HDFS) stores nothing.
         """
-        Checkpoint(checkpoint).write_note(_outbox_note_file(number), json.dumps(self._asdict()) + "\n")
+        Checkpoint(checkpoint).write_note(OUTBOX_FILE, json.dumps(self._asdict()) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +181,11 @@ def _gateway_offsets(source_offset: Any) -> list[tuple[str, JournalOffset]]:
         return []
 
 
-def check_outbox(gateway: str, outbox: Outbox, checkpoint: str, number: int = 0) -> None:
+def check_outbox(gateway: str, outbox: Outbox, checkpoint: str) -> None:
     """Compare an outbox with the offset in a query's checkpoint; raises as `check_offset` and `read_outbox_note`."""
-    position = JournalOffset.read_outbox_note(checkpoint, number)
+    position = JournalOffset.read_outbox_note(checkpoint)
     if position is not None:
         check_offset(gateway, position, journal_extent(outbox, position.offset), kind="outbox")
-
-
-def _outbox_note_file(number: int) -> str:
-    return OUTBOX_FILE if number == 0 else OUTBOX_FILE.replace(".json", f"-{number}.json")
 
 
 SESSIONS_FILE: Final = "sessions.json"

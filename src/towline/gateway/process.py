@@ -180,12 +180,12 @@ class _Gateway:
         self._outbox: Outbox | None = None
         self._oldest_waiting = oldest_waiting_time(self._journal, "received_at")
         if settings.outbox is not None:
-            limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
+            limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint"}))
             outbox = Outbox.open(settings.outbox_dir, schema=OUTBOX_SCHEMA, limits=limits)
             self._outbox = resources.enter_context(outbox)
             if note := self._outbox.repair_note:
                 self._log.warning("outbox repaired", note=note)
-            check_outbox(settings.name, self._outbox, settings.outbox.checkpoint, settings.outbox.number)
+            check_outbox(settings.name, self._outbox, settings.outbox.checkpoint)
             self._oldest_waiting = oldest_waiting_time(self._outbox, "arrived_at")
         self._start_offset = self._journal.end
         self._pump = Pump(settings, self._journal, self._outbox, on_progress=self._notify)

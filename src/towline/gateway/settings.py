@@ -90,11 +90,9 @@ class OutboxSettings(OutboxLimits):
     Attributes:
         checkpoint: Location of the checkpoint of the query that writes here: an outbox that is an older copy than the
             checkpoint records sends nothing [I14]. "" if unknown.
-        number: Number of the outbox, if the query writes to several.
     """
 
     checkpoint: str = ""
-    number: Annotated[int, Field(ge=0)] = 0
 
 
 class ReceiptSettings(SettingsModel):
@@ -376,6 +374,6 @@ class GatewaySettings(MqttSettings):
     def digest(self) -> str:
         """Return eight hex digits that identify the settings of a running gateway, without owner and checkpoint."""
         excluded_fields: dict[str, Any] = dict.fromkeys(("owner_pid", "checkpoint", "repeatable"), True)
-        excluded_fields["outbox"] = {"checkpoint", "number"}
+        excluded_fields["outbox"] = {"checkpoint"}
         text = self.model_dump_json(exclude=excluded_fields)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

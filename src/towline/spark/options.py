@@ -5,7 +5,6 @@ Secrets are refused: options appear in Spark's plans, UI and logs [I12].
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -33,7 +32,6 @@ from towline.options import (
 )
 from towline.processes import ProcessIdentity
 from towline.spark.link import GatewayAddress, ReadPlan
-from towline.spark.sink import Retry
 from towline.validation import requirement
 
 _FORMAT: Final = 'format("mqtt")'
@@ -59,7 +57,7 @@ _PASSWORD_REFUSAL: Final = _refused_option(
 _SETTINGS_WITHOUT_OPTION: Final = frozenset(
     {
         "state_dir", "guarantee", "receipts", "linger_after_silence_ms", "owner_pid", "drain_s", "checkpoint", "listen",
-        "share", "repeatable", "journal.segment_bytes", "outbox.segment_bytes", "outbox.checkpoint", "outbox.number",
+        "share", "repeatable", "journal.segment_bytes", "outbox.segment_bytes", "outbox.checkpoint",
     }
 )  # fmt: skip
 #: Settings that only a receiving gateway needs.
@@ -299,7 +297,7 @@ class SinkOptions:
     """Options of a sink.
 
     Attributes:
-        address: Address of the gateway; for several clients the one that their state directories are below.
+        address: Address of the gateway.
         guarantee: ``at_most_once`` publishes with QoS 0, ``at_least_once`` with 1 (or 2), ``exactly_once`` with 2.
             Default by ``qos``, else ``at_least_once``.
         qos_levels: QoS levels that the guarantee allows.
@@ -309,9 +307,8 @@ class SinkOptions:
         confirm_by_broker: When a batch counts as written: on the disk of the outbox (``outbox``, the default), or
             acknowledged by the broker (``broker``).
         confirm_timeout_s: Seconds that a task waits for the broker.
-        retry: Retries while the outbox is full.
-        clients: MQTT clients, ``<clientId>-0`` and so on, each with an outbox in ``<number>-of-<n>`` of the state
-            directory; a part of a batch always goes to the same client (docs/coming-from.md#several-clients).
+        retry_timeout_s: Seconds that a task waits for room in a full outbox, or for an unreachable gateway; ``0`` tries
+            once, ``inf`` never gives up.
     """
 
     address: GatewayAddress
@@ -322,8 +319,7 @@ class SinkOptions:
     retain: bool = False
     confirm_by_broker: Annotated[bool, OptionSpelling("confirm", _read_confirm)] = False
     confirm_timeout_s: Annotated[float, Ge(0.001), OptionSpelling("confirmTimeout")] = 600.0
-    retry: Retry
-    clients: Annotated[int, Ge(1), Le(64)] = 1
+    retry_timeout_s: Annotated[float, Ge(0)] = 600.0
 
 
 _SINK_GATEWAY_OPTIONS: Final = (*CONNECTION_OPTIONS, *SENDER_OPTIONS)
@@ -369,11 +365,8 @@ def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOp
         address = replace(address, settings=settings.model_dump_json())
         if settings.connection.several_sessions:  # then no row may have QoS 2
             qos_levels = tuple(qos for qos in qos_levels if qos < 2)
-    elif "clients" in values:
-        problem = "the option gateway names a running gateway with one client"
-        raise _option_error("TL-C23", "clients", problem, "Give one of the two.")
     fields = {**values.values(_WRITE_OPTIONS), "guarantee": guarantee, "qos": qos}
-    return SinkOptions(address=address, qos_levels=qos_levels, **{**fields, "retry": Retry(**fields.get("retry", {}))})
+    return SinkOptions(address=address, qos_levels=qos_levels, **fields)
 
 
 def _guarantee_and_qos(values: OptionValues) -> tuple[Guarantee, int]:
@@ -386,34 +379,3 @@ def _guarantee_and_qos(values: OptionValues) -> tuple[Guarantee, int]:
         problem = f"guarantee {guarantee} publishes with QoS {' or '.join(map(str, qos_levels))}"
         raise _option_error("TL-C12", "qos", problem, "Change one.")
     return guarantee, qos_levels[0] if qos is None else qos
-
-
-def client_addresses(options: SinkOptions) -> tuple[GatewayAddress, ...]:
-    """Return the addresses of the clients' gateways: the state directory, or ``<number>-of-<clients>`` in it.
-
-    A partition always goes to the same outbox [I10], so a state directory keeps its number of clients.
-
-    Raises:
-        ConfigError: TL-C28, the state directory has another number of clients.
-    """
-    address, clients = options.address, options.clients
-    if not address.settings:
-        return (address,)
-    directory = Path(address.location)
-    matches = (re.fullmatch(r"\d+-of-(\d+)", entry.name) for entry in directory.glob("*-of-*"))
-    client_counts = {int(match[1]) for match in matches if match}
-    if other_counts := ({1} if (directory / "outbox").exists() else client_counts) - {clients}:
-        problem = f"the state directory {directory} has {other_counts.pop()}, and a batch must find the same outboxes"
-        remedy = "Set it back; for another number use a new stateDir and checkpoint, after all is delivered."
-        raise ConfigError("TL-C28", f'{_FORMAT} option "clients" = "{clients}"', problem, remedy)
-    return (address,) if clients == 1 else tuple(_client_address(address, number, clients) for number in range(clients))
-
-
-def _client_address(address: GatewayAddress, number: int, clients: int) -> GatewayAddress:
-    """Return the address of one of several clients, with its number in the client id, as in Jet's sink."""
-    settings = json.loads(address.settings)
-    directory = str(Path(address.location) / f"{number}-of-{clients}")
-    client_id, name = (f"{text}-{number}" for text in (settings["client_id"] or settings["name"], settings["name"]))
-    settings |= {"client_id": client_id, "name": name, "state_dir": directory}
-    settings["outbox"]["number"] = number
-    return replace(address, location=directory, settings=json.dumps(settings))

@@ -11,13 +11,12 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from operator import methodcaller
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from dataclasses import dataclass, replace
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from annotated_types import Ge
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull
@@ -26,6 +25,7 @@ from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 from towline.sinks import check_append, check_columns, column_types, with_lower_case_names
 from towline.spark.link import GatewayAddress, retry_while_unreachable
 from towline.spark.tasks import SinkWriter, TaskResult
+from towline.timing import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,36 +43,7 @@ _CHUNK_BYTES: Final = 16 << 20
 #: Longest wait for the broker in one call, in seconds; repeated until confirmTimeout.
 _BROKER_POLL_S: Final = 30.0
 
-_T = TypeVar("_T")
 _WriterT = TypeVar("_WriterT", bound="MqttStreamWriter")
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """Retry strategy for a full outbox or an unreachable gateway.
-
-    Attributes:
-        strategy: ``never``, ``constant``, ``exponential`` or ``capped`` (exponential up to a cap).
-        interval_s: First pause, in seconds.
-        multiplier: Factor of each pause over the one before.
-        cap_s: Longest pause, in seconds.
-        attempts: Number of retries; 0 for one try only, below 0 for no limit.
-    """
-
-    strategy: Literal["never", "constant", "exponential", "capped"] = "capped"
-    interval_s: Annotated[float, Ge(0.001)] = 0.1
-    multiplier: Annotated[float, Ge(1)] = 2.0
-    cap_s: Annotated[float, Ge(0.001)] = 5.0
-    attempts: Annotated[int, Ge(-1)] = 120
-
-    def pauses(self) -> Iterator[float]:
-        """Yield the pause before each retry, in seconds."""
-        pause, remaining_attempts = self.interval_s, 0 if self.strategy == "never" else self.attempts
-        while remaining_attempts:
-            remaining_attempts -= 1
-            yield pause
-            if self.strategy != "constant":
-                pause = min(pause * self.multiplier, self.cap_s if self.strategy == "capped" else 86_400.0)
 
 
 @dataclass
@@ -82,12 +53,12 @@ class MqttTaskResult(TaskResult):
     Attributes:
         rows: Number of its rows in the outbox.
         already_stored: Whether they were in the outbox before.
-        outbox_offset: End of the outbox; None from a gateway that does not report it.
+        outbox_offset: End of the outbox.
     """
 
     rows: int
     already_stored: bool
-    outbox_offset: JournalOffset | None = None
+    outbox_offset: JournalOffset
 
 
 def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
@@ -122,24 +93,24 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
     batch is aborted, and are not added again when Spark repeats the batch.
 
     Attributes:
-        addresses: Addresses of the clients' gateways; a partition goes to its number modulo their count.
+        address: Address of the gateway.
         columns: Columns of the rows.
-        retry: Retry strategy for a full outbox.
+        retry_timeout_s: Longest wait for room in a full outbox, or for an unreachable gateway, in seconds.
         confirm_timeout_s: Longest wait until the broker has acknowledged a batch; None for no wait.
         checkpoint: Location of the query's checkpoint; "" for unknown.
-        offset_hashes: Hash of the offset log entry of the newest batch, by batch id.
+        offset_hash: Hash of the batch's offset log entry; "" for unknown.
         name_prefix: Prefix of the query's id in the name of the batches.
-        checkpointed_offsets: End of each client's outbox, as stored in the checkpoint.
+        checkpointed_offset: End of the outbox, as stored in the checkpoint.
     """
 
-    addresses: tuple[GatewayAddress, ...]
+    address: GatewayAddress
     columns: SinkColumns
-    retry: Retry
+    retry_timeout_s: float
     confirm_timeout_s: float | None
     checkpoint: str = ""
-    offset_hashes: Mapping[int, str] = field(default_factory=dict)
+    offset_hash: str = ""
     name_prefix: str = ""
-    checkpointed_offsets: Sequence[JournalOffset | None] = ()
+    checkpointed_offset: JournalOffset | None = None
 
     _task_error = GatewayError, "TL-G25", _FORMAT
 
@@ -156,9 +127,8 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
                 acknowledgement.
             TowlineError: The error of the gateway.
         """
-        address, offset_hash = self.addresses[partition % len(self.addresses)], self.offset_hashes.get(batch, "")
-        writer, attempt = f"{owner}/{partition}", uuid.uuid4().hex
-        state = self._call_with_retry(address, lambda client: client.stored_batch(writer, batch, offset_hash, attempt))
+        writer, attempt, offset_hash = f"{owner}/{partition}", uuid.uuid4().hex, self.offset_hash
+        state: StoredBatch = self._call_with_retry(methodcaller("stored_batch", writer, batch, offset_hash, attempt))
         if state.newest > batch:
             problem = f"the outbox has batch {state.newest} of this query, which now writes batch {batch}"
             remedy = "bring back the newest one, or start the query with a new checkpoint directory."
@@ -167,31 +137,31 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
             first_row, names = 0, {"origin": offset_hash, "attempt": attempt}
             for rows, is_last in _chunks(map(self.columns.rows, batches)):
                 send = methodcaller("send", writer, batch, rows, start=first_row, is_last=is_last, **names)
-                state = self._call_with_retry(address, send)
+                state = self._call_with_retry(send)
                 first_row += rows.num_rows
         if self.confirm_timeout_s is not None:
-            self._await_confirmation(address, state.end, self.confirm_timeout_s)
+            self._await_confirmation(state.end, self.confirm_timeout_s)
         return state
 
-    def _call_with_retry(self, address: GatewayAddress, call: Callable[[GatewayClient], _T]) -> _T:
-        """Repeat a call by the retry strategy, while the outbox is full or the gateway is unreachable."""
-        pauses = self.retry.pauses()
+    def _call_with_retry(self, call: Callable[[GatewayClient], Any]) -> Any:
+        """Repeat a call while the outbox is full or the gateway is unreachable, up to `retry_timeout_s`."""
+        backoff, deadline = Backoff(first_s=0.1, max_s=5.0), time.monotonic() + self.retry_timeout_s
         while True:
             try:
-                with address.connect() as client:
+                with self.address.connect() as client:
                     return call(client)
             except (JournalFull, GatewayUnreachable) as error:
-                if (pause := next(pauses, None)) is None:
-                    problem = f"the outbox accepted no rows during all retries: {error.problem}"
-                    remedy = "deliver messages or make room, then restart the query; retryAttempts = -1 never gives up."
+                if time.monotonic() >= deadline:
+                    problem = f"the outbox accepted no rows within {self.retry_timeout_s:g} s: {error.problem}"
+                    remedy = "deliver messages or make room, then restart the query; retryTimeout = inf never gives up."
                     raise GatewayError("TL-G23", _FORMAT, problem, f"Nothing is lost: {remedy}") from error
-                time.sleep(pause)
+                time.sleep(backoff.next_pause())
 
-    def _await_confirmation(self, address: GatewayAddress, end_offset: int, timeout_s: float) -> None:
+    def _await_confirmation(self, end_offset: int, timeout_s: float) -> None:
         remaining_s, deadline = timeout_s, time.monotonic() + timeout_s
         while True:
             poll_s = max(0.0, min(remaining_s, _BROKER_POLL_S))
-            if self._call_with_retry(address, methodcaller("wait_delivered", end_offset, timeout_s=poll_s)):
+            if self._call_with_retry(methodcaller("wait_delivered", end_offset, timeout_s=poll_s)):
                 return
             if remaining_s <= 0:
                 problem = f"the broker has not confirmed a batch within {timeout_s:g} s"
@@ -200,14 +170,9 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
             remaining_s = deadline - time.monotonic()
 
     def _record_batch(self, answers: Sequence[MqttTaskResult], batch: int | None) -> None:  # noqa: ARG002 - the outbox has it
-        clients = len(self.addresses)
-        for client in range(clients):
-            own_answers = (answer for answer in answers if answer.partition % clients == client)
-            offsets = [answer.outbox_offset for answer in own_answers if answer.outbox_offset]
-            newest = max(offsets, key=lambda outbox_offset: outbox_offset.offset, default=None)
-            previous = self.checkpointed_offsets[client] if self.checkpointed_offsets else None
-            if newest is not None and newest != previous:
-                newest.write_outbox_note(self.checkpoint, client)
+        newest = max((answer.outbox_offset for answer in answers), key=attrgetter("offset"), default=None)
+        if newest is not None and newest != self.checkpointed_offset:
+            newest.write_outbox_note(self.checkpoint)
 
 
 @dataclass(frozen=True)
@@ -224,9 +189,8 @@ class MqttBatchWriter(MqttStreamWriter):
     def _record_batch(self, answers: Sequence[MqttTaskResult], batch: int | None) -> None:
         """Remove the job's names from the outbox; an unavailable gateway removes them itself, days later."""
         del answers, batch
-        for address in self.addresses:
-            with contextlib.suppress(GatewayError, JournalError), replace(address, ticket="").connect() as client:
-                client.end_job(self.name_prefix)
+        with contextlib.suppress(GatewayError, JournalError), replace(self.address, ticket="").connect() as client:
+            client.end_job(self.name_prefix)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: ARG002, N803 - Spark's
         """Remove the job's names from the outbox."""
@@ -251,15 +215,12 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
     checkpoint = Checkpoint(location)
     checkpoint.sync()
     batch = checkpoint.last_planned_batch()
-    hashes = {batch: checkpoint.offsets_hash(batch) or ""} if batch is not None else {}
-    offsets = [JournalOffset.read_outbox_note(location, client) for client in range(len(writer.addresses))]
-    prefix = subject = ""
-    if any(address.remote for address in writer.addresses):
-        prefix, subject = _writer_names(checkpoint, location)
-    checks = zip(writer.addresses, offsets, strict=True)
-    addresses = tuple(_checked_address(address, subject, offset) for address, offset in checks)
-    writer = replace(writer, addresses=addresses, checkpoint=location, offset_hashes=hashes)
-    return replace(writer, name_prefix=prefix, checkpointed_offsets=offsets)
+    offset_hash = "" if batch is None else checkpoint.offsets_hash(batch) or ""
+    offset = JournalOffset.read_outbox_note(location)
+    prefix, subject = _writer_names(checkpoint, location) if writer.address.remote else ("", "")
+    address = _checked_address(writer.address, subject, offset)
+    writer = replace(writer, address=address, checkpoint=location, offset_hash=offset_hash)
+    return replace(writer, name_prefix=prefix, checkpointed_offset=offset)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> MqttBatchWriter:
@@ -270,20 +231,20 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
     """
     check_append(_FORMAT, overwrite=overwrite)
     writer, job = _create_writer(MqttBatchWriter, options, schema), f"job-{uuid.uuid4().hex}"
-    addresses = (_checked_address(address, job) if address.remote else address for address in writer.addresses)
-    return replace(writer, addresses=tuple(addresses), name_prefix=job)
+    address = _checked_address(writer.address, job) if writer.address.remote else writer.address
+    return replace(writer, address=address, name_prefix=job)
 
 
 def _create_writer(
     writer_type: type[_WriterT], texts: Mapping[str, str], schema: StructType, checkpoint: str = ""
 ) -> _WriterT:
-    from towline.spark.options import client_addresses, parse_sink_options  # noqa: PLC0415 - workers need no pydantic
+    from towline.spark.options import parse_sink_options  # noqa: PLC0415 - workers need no pydantic
 
     options = parse_sink_options(texts, checkpoint)
     defaults = {"topic": options.topic, "qos": options.qos, "retain": options.retain}
     columns = SinkColumns.bind(column_types(schema.fields, _FORMAT), options.qos_levels, **defaults)
     timeout_s = options.confirm_timeout_s if options.confirm_by_broker else None
-    return writer_type(client_addresses(options), columns, options.retry, timeout_s)
+    return writer_type(options.address, columns, options.retry_timeout_s, timeout_s)
 
 
 def _checked_address(address: GatewayAddress, subject: str, offset: JournalOffset | None = None) -> GatewayAddress:

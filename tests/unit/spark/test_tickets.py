@@ -75,7 +75,7 @@ def test_a_ticket_is_for_the_checkpoint_where_that_is_no_path(
     task = Task(3, 0, 0, "query-1", None)
     monkeypatch.setattr(MqttStreamWriter, "_task", lambda _: task)
     batch = pa.record_batch({"topic": ["t"] * 10, "payload": [str(number) for number in range(10)]})
-    given = options(far, retryStrategy="never")
+    given = options(far, retryTimeout="0")
     (writer,) = as_a_worker_gets_it(far, stream_writer({**given, "checkpointLocation": "s3a://bucket/a/ck"}, SCHEMA))
     assert not writer.write(iter([batch])).already_stored
     assert stream_writer({**given, "checkpointLocation": again}, SCHEMA).write(iter([batch])).already_stored

@@ -316,7 +316,7 @@ class DownlinkQuery(LineQuery[Downlink]):
             "guarantee": line.guarantee.value,
             "qos": str(line.qos),
             "confirm": line.confirm,
-            "retryAttempts": "-1",  # a full outbox is no reason to fail: the batch waits for room [I7]
+            "retryTimeout": "inf",  # a full outbox is no reason to fail: the batch waits for room [I7]
         }
         kafka_options = {
             **self.bridge.sink_options(line, identity.sink),
