@@ -314,7 +314,7 @@ class BatchPlanner:
         self._plan = plan
         lease = Lease(plan.consumer)
         self.gateways = tuple(SourceGateway(address, plan, lease) for address in plan.addresses)
-        #: Gateways that were removed from the list, and are still in the checkpoint; by location.
+        #: Gateways that are not in the list, and serve an interrupted batch; by location.
         self._removed_gateways: dict[str, SourceGateway] = {}
         self.end_offsets: dict[str, int] | None = None
         self.planned_range: tuple[SourceOffset, SourceOffset] | None = None
@@ -369,7 +369,7 @@ class BatchPlanner:
             wait_s: Longest wait for rows, in seconds.
 
         Raises:
-            ConfigError: TL-G50 to TL-G52, the list of gateways is invalid.
+            ConfigError: TL-G50, TL-G51, the list of gateways is invalid.
             TowlineError: The error of a gateway.
         """
         if self._byte_limit and not (self.planned_range and start.positions == self.planned_range[0].positions):
@@ -378,8 +378,7 @@ class BatchPlanner:
             self._poll_gateways({}, max(wait_s, SLOW_POLL_GRACE_S))
             wait_s = 0.0
         positions = {gateway: self._position_of(gateway.start, start) for gateway in self.gateways if gateway.start}
-        removed_positions = self._removed_positions(start, positions.values())
-        removed_names = [position.gateway for position in removed_positions if self._may_remove(position, durable)]
+        removed_names = self._removed_names(start, positions.values())
         # First positions of gateways that join; their rows come with the next batch, none beyond the end of the query.
         joining = [gateway.start for gateway, position in positions.items() if gateway.start and not position]
         joining = [first for first in joining if self.end_offsets is None or first.journal in self.end_offsets]
@@ -545,44 +544,24 @@ class BatchPlanner:
         last_error = {"last_error": errors[0]} if errors else {}
         return {**totals, **last_error, "away": sorted(unavailable), "gateways": dict(sorted(reports.items()))}
 
-    def _removed_positions(self, offset: SourceOffset, listed_positions: Iterable[object]) -> list[JournalPosition]:
-        """Return the positions of gateways that are no longer in the list.
-
-        A gateway that was never connected is identified by its location. While one is not, any remaining position may
-        be its.
-        """
+    def _removed_names(self, offset: SourceOffset, listed_positions: Iterable[object]) -> list[str]:
+        """Return the gateways to remove from the checkpoint; raises TL-G51 for one that the options do not name."""
+        # A gateway that was never connected is identified by its location. While one is not, any position may be its.
         unknown_locations = {gateway.address.location for gateway in self.gateways if not gateway.start}
         other_positions = [position for position in offset.positions if position not in listed_positions]
         if not unknown_locations <= {position.location for position in other_positions}:
             return []
-        return [position for position in other_positions if position.location not in unknown_locations]
-
-    def _may_remove(self, position: JournalPosition, durable: SourceOffset) -> bool:
-        """Return whether a gateway may leave the checkpoint: all its rows are in the commit log, durably."""
-        if position.gateway in self._plan.removed_gateways:
-            _LOG.warning("gateway %s is removed from the checkpoint unchecked, as in removedGateways", position.gateway)
-            return True
-        gateway, durable_offset = self._gateway_at(position.location), durable.offset_in(position.journal)
-        try:
-            result = gateway.poll_rows(PollRequest(position, durable_offset), 0.0)
-        except TowlineError as error:
-            if not is_outage(error):
-                raise
-            reason = "refuses this query" if is_refusal(error) else "does not answer"
-            problem = f"it is unknown whether messages wait there: {position.location} {reason} ({error.problem})"
-            remedy = (
-                f"Put it back until none wait; or drop its messages: removedGateways={position.gateway} "
-                f'(in a bridge file, removed_gateways = ["{position.gateway}"]).'
-            )
-            raise _removal_error("TL-G51", position.gateway, problem, remedy) from error
-        if waiting_rows := max(0, result.journal_end - position.offset):
-            remedy = "Put it back and stop its input; remove it from the list when no message waits."
-            problem = f"{waiting_rows:,} messages wait at {position.location}"
-            raise _removal_error("TL-G52", position.gateway, problem, remedy)
-        if durable_offset < position.offset:
-            return False  # in the commit log, but not yet durable: at the next call
-        self._removed_gateways.pop(position.location).release()
-        return True
+        removed_positions = [position for position in other_positions if position.location not in unknown_locations]
+        for name, location in ((position.gateway, position.location) for position in removed_positions):
+            if name not in self._plan.removed_gateways:
+                problem = f'gateway "{name}" is no longer in the list, and messages may wait at {location}'
+                remedy = (
+                    f"Put it back, and drain it; then name it: removedGateways={name} "
+                    f'(in a bridge file, removed_gateways = ["{name}"]).'
+                )
+                raise ConfigError("TL-G51", GATEWAYS_OPTION, problem, remedy)
+            _LOG.warning("gateway %s is removed from the checkpoint, as in removedGateways", name)
+        return [position.gateway for position in removed_positions]
 
     def _gateway_at(self, location: str) -> SourceGateway:
         """Return the gateway at a location, from the list or else of the removed ones."""
@@ -590,7 +569,7 @@ class BatchPlanner:
             if gateway.address.location == location:
                 return gateway
         if location not in self._removed_gateways:
-            lease = Lease(self._plan.consumer)  # released when that gateway leaves, and taken again if it is needed
+            lease = Lease(self._plan.consumer)
             self._removed_gateways[location] = SourceGateway(self._plan.address_of(location), self._plan, lease)
         return self._removed_gateways[location]
 
@@ -621,10 +600,6 @@ class BatchPlanner:
             restart_hint = error.remedy if is_refusal(error) else f"Start it at {gateway.address.location}."
             remedy = f"Nothing is lost; the batch is then replayed as planned. {restart_hint}"
             raise GatewayUnreachable("TL-G53", f'gateway "{end.gateway}"', problem, remedy) from error
-
-
-def _removal_error(code: str, gateway: str, problem: str, remedy: str) -> ConfigError:
-    return ConfigError(code, GATEWAYS_OPTION, f'gateway "{gateway}" is no longer in the list, and {problem}', remedy)
 
 
 def _is_usable(request: PollRequest, result: PollResult) -> bool:

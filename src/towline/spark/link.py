@@ -213,8 +213,8 @@ class ReadPlan:
             up.
         gateways: In place of ``gateway``: state directories and locations of several running gateways, with commas or
             as a JSON list, each once and in any order (docs/scaling.md#several-gateways).
-        removed_gateways: Names of gateways to remove from the checkpoint unchecked, with any rows that wait there; for
-            a gateway that will never answer again.
+        removed_gateways: Names of gateways to remove from the checkpoint, with any rows that wait there: drained ones,
+            and those that will never answer again.
     """
 
     address: GatewayAddress

@@ -2,7 +2,7 @@
 
 ``{"gateways": {"plant-7": {"journal": "<id>", "offset": 4711, "incarnation": "<hex>", "at": "<location>"}}, "tick":
 0}``. Spark compares offsets as JSON text, so gateways are sorted by name, and keys have one order. ``"at"`` is the
-location of a gateway: to replay a batch that a crash interrupted, and to ask a removed gateway for waiting rows.
+location of a gateway: to replay a batch that a crash interrupted, and to know a removed gateway.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             text.
 
         Raises:
-            ConfigError: TL-G50 to TL-G52, the list of gateways is invalid.
+            ConfigError: TL-G50, TL-G51, the list of gateways is invalid.
             ReaderFenced: TL-G03, as `initialOffset`.
             JournalError: TL-J20, the checkpoint can't be synced.
         """

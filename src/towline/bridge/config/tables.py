@@ -416,7 +416,7 @@ class UplinkTable(LineTable):
         gateways: State directories and addresses of gateways that run elsewhere, which the line reads instead of
             starting one; ``[gateway]`` has the credentials, and ``[mqtt]`` is not needed if no line has a gateway
             of its own (docs/scaling.md#in-a-bridge).
-        removed_gateways: Names of gateways that are removed from the line although messages may wait there.
+        removed_gateways: Names of gateways that are removed from the line, with any messages that wait there.
         route: The first route that matches takes the message.
         ack_after: When the broker gets its acknowledgement, as far as the guarantee leaves it open: ``journal``;
             ``kafka`` with ``at_least_once`` (docs/operate.md#when-a-machine-may-be-lost); ``received`` with
