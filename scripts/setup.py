@@ -372,10 +372,9 @@ def spark() -> tuple[str, str]:
     """An archive of the classes that Spark loads, for starts in half the time, and a quicker way to its checkpoints."""
     code = """
 import pyspark
-from towline.spark import localfs
-from towline.spark.java import create_spark_archive
+from towline.spark.java import create_spark_archive, download_local_fs
 home = create_spark_archive()
-localfs.download_jar()
+download_local_fs()
 print(f"PySpark {pyspark.__version__}, {f'its classes archived in {home}' if home else 'no archive of its classes'}")
 """
     return prepared(code), ""

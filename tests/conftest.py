@@ -220,8 +220,7 @@ def spark() -> Iterator[SparkSession]:
     from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    from towline.spark import localfs  # noqa: PLC0415
-    from towline.spark.java import spark_kafka_conf  # noqa: PLC0415
+    from towline.spark.java import local_fs_settings, spark_kafka_conf  # noqa: PLC0415
     from towline.spark.session import spark_conf  # noqa: PLC0415
 
     # The end of a connection from the JVM would be told with a traceback, in the output of whatever test runs then.
@@ -232,7 +231,7 @@ def spark() -> Iterator[SparkSession]:
     settings: dict[str, bool | float | int | str | None] = {
         **spark_conf(),
         **spark_kafka_conf(),
-        **localfs.session_settings(),
+        **local_fs_settings(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",

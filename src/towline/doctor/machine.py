@@ -20,11 +20,11 @@ from towline import files
 from towline.bridge.config.model import Bridge, Uplink
 from towline.bridge.config.tables import DEFAULT_BATCH_BYTES
 from towline.bridge.lines.identity import removed_lines
-from towline.bridge.runtime.session import check_java
 from towline.doctor.inputs import PROBE_PREFIX, Inputs, LineLoad
 from towline.doctor.table import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, Check, Finding, bytes_text, fact, names_text
 from towline.errors import SetupError
 from towline.guarantee import AckAfter
+from towline.spark.java import check_java
 from towline.spark.session import check_pyspark
 from towline.text import duration_text
 
@@ -367,7 +367,7 @@ def _check_spark(_machine: MachineProbe) -> Iterator[Finding]:
     """TL-D49: a tested PySpark, and a Java that it runs on."""
     try:
         version, is_tested = check_pyspark()
-        check_java(version=True)
+        check_java()
     except SetupError as error:
         yield Finding(BROKEN, error.problem, "now: no line starts", error.remedy)
         return

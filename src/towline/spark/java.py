@@ -1,6 +1,6 @@
-"""Java, jars from Maven in a cache shared by all processes of a user, and faster starts of Spark.
+"""Java, jars from Maven in a cache shared by all processes of a user, and faster starts and checkpoints of Spark.
 
-Start times with and without are in docs/benchmarks.md.
+``python -m towline.spark.java`` prepares both; figures with and without are in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from towline.errors import ConfigError, SetupError
 from towline.spark.session import pyspark_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
+    from collections.abc import Callable, Mapping, Sequence
 
 OLDEST_JAVA = 17
 """Kafka 4 brokers and Spark 4 both require Java 17."""
@@ -82,22 +81,28 @@ def _exposure(directory: Path, *, sticky: bool) -> str:
     return f"any user may write in {directory}" if others_may_write else ""
 
 
-def find_java() -> Path:
-    """Return the path of a Java 17 or newer: of ``JAVA_HOME`` first, then of PATH.
+def find_java(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of Java as Spark finds it (``bin/spark-class``): of ``JAVA_HOME``, else of PATH.
 
     Raises:
-        SetupError: TL-S14, there is none, or only older ones.
+        SetupError: TL-S21, there is none, or it is older than Java 17.
     """
-    home = os.environ.get("JAVA_HOME")
-    candidates = [shutil.which("java", path=f"{home}/bin")] if home else []
-    candidates.append(shutil.which("java"))
-    versions = {Path(java): java_version(java) or 0 for java in candidates if java}
-    for java, version in versions.items():
-        if version >= OLDEST_JAVA:
-            return java
-    versions_text = ", ".join(f"{java} is version {version}" for java, version in versions.items()) or "there is none"
-    advice = f"Install Java {OLDEST_JAVA} (Debian: apt install openjdk-{OLDEST_JAVA}-jre-headless), or set JAVA_HOME."
-    raise SetupError("TL-S14", "java", f"Kafka needs Java {OLDEST_JAVA} or newer, and {versions_text}", advice)
+    home = environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
+    problem = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is none on PATH"
+    if java is not None:
+        version = java_version(java)
+        if version is None or version >= OLDEST_JAVA:
+            return Path(java)
+        problem = f"{java} is version {version}"
+    remedy = f"Install Java {OLDEST_JAVA} (Debian: apt install openjdk-{OLDEST_JAVA}-jre-headless), or set JAVA_HOME."
+    raise SetupError("TL-S21", "java", f"Spark and Kafka need Java {OLDEST_JAVA} or newer, and {problem}", remedy)
+
+
+def check_java(environ: Mapping[str, str] = os.environ) -> None:
+    """Check that Spark finds a Java; an own ``SPARK_HOME`` may name one in its ``spark-env.sh``. See `find_java`."""
+    if "SPARK_HOME" not in environ and "SPARK_CONF_DIR" not in environ:
+        find_java(environ)
 
 
 def java_version(java: str) -> int | None:
@@ -315,7 +320,7 @@ def class_archive_path(jars: Path, stem: Path) -> Path:
     Reinstalled jars have another path.
 
     Raises:
-        SetupError: TL-S14, there is no Java.
+        SetupError: TL-S21, there is no Java.
     """
     jar_versions = sorted((jar.name, jar.stat().st_size, jar.stat().st_mtime_ns) for jar in jars.glob("*.jar"))
     return stem.with_name(f"{stem.name}-{_digest(describe_java(str(find_java())))}-{_digest(repr(jar_versions))}.jsa")
@@ -363,7 +368,7 @@ def create_spark_archive() -> Path | None:
         The Spark home with the archive; None where `light_spark_home` has none.
 
     Raises:
-        SetupError: TL-S14, there is no Java; TL-S19, Spark does not start.
+        SetupError: TL-S21, there is no Java; TL-S19, Spark does not start.
     """
     home = light_spark_home()
     if home is not None:
@@ -415,5 +420,44 @@ def _run_trial(home: Path, _: Path, archive_option: str) -> None:
         raise SetupError("TL-S19", "spark", problem, "Check that this machine has 1 GB of free memory.")
 
 
+#: Local file system for checkpoints that starts no process: ``BareLocalFileSystem`` by GlobalMentor (Apache-2.0).
+#: Hadoop's own starts a ``chmod`` for every file, two in a micro-batch: 12 ms of the 75 of a small one. Optional.
+_LOCAL_FS_ARTIFACT: Final = "hadoop-bare-naked-local-fs"
+_LOCAL_FS_VERSION: Final = "0.1.0"
+_LOCAL_FS_STEM: Final = f"{_LOCAL_FS_ARTIFACT}-{_LOCAL_FS_VERSION}"
+#: Spark appends it to its own jars (`AbstractCommandBuilder.buildClassPath`): an archive of their classes stays valid,
+#: since it depends only on the beginning of the class path.
+_EXTRA_CLASS_PATH: Final = "SPARK_DIST_CLASSPATH"
+
+
+def download_local_fs() -> None:
+    """Download the jar of the local file system with Maven, once; raises as `resolve_jars`."""
+    coordinates = f"com.globalmentor:{_LOCAL_FS_ARTIFACT}:{_LOCAL_FS_VERSION}"
+    resolve_jars(_LOCAL_FS_STEM, [coordinates], without_dependencies=True)
+
+
+def local_fs_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that add the local file system to the class path of a JVM with `environ`.
+
+    Empty if its jar was not downloaded.
+    """
+    cache = cache_directory()
+    jar = cache / _LOCAL_FS_STEM / f"{_LOCAL_FS_STEM}.jar" if cache is not None else None
+    if jar is None or not jar.is_file():
+        return {}
+    return {_EXTRA_CLASS_PATH: os.pathsep.join(filter(None, (environ.get(_EXTRA_CLASS_PATH), str(jar))))}
+
+
+def local_fs_settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the session settings for the local file system, if its jar is on the class path."""
+    if f"{_LOCAL_FS_STEM}.jar" not in environ.get(_EXTRA_CLASS_PATH, ""):
+        return {}
+    return {"spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"}
+
+
 if __name__ == "__main__":
-    create_spark_archive()
+    try:
+        create_spark_archive()
+        download_local_fs()
+    except SetupError as error:
+        sys.exit(str(error))

@@ -122,7 +122,7 @@ class Server(ABC):
         """Start and wait until it answers clients; a running one stays, and a paused one is resumed.
 
         Raises:
-            SetupError: A program is missing (TL-S10, TL-S14, TL-S15), the port is taken (TL-S13), or the broker
+            SetupError: A program is missing (TL-S10, TL-S21, TL-S15), the port is taken (TL-S13), or the broker
                 ended or did not answer (TL-S12); the message has the end of its log.
         """
         self._make_directory()

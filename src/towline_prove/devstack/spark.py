@@ -95,7 +95,7 @@ exec "$@"
 
 
 def enable_fast_start(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set variables so that Spark and Kafka start faster, and run slower; SetupError TL-S14 without Java.
+    """Set variables so that Spark and Kafka start faster, and run slower; SetupError TL-S21 without Java.
 
     Options in ``SPARK_SUBMIT_OPTS`` stay and win, and so does ``KAFKA_JVM_PERFORMANCE_OPTS``.
     """
@@ -356,7 +356,7 @@ def bare_python_paths() -> tuple[Path, ...]:
 
 
 def java_home() -> Path:
-    """Return the home directory of Java; SetupError TL-S14 without Java."""
+    """Return the home directory of Java; SetupError TL-S21 without Java."""
     return find_java().resolve().parents[1]
 
 

@@ -104,9 +104,9 @@ def test_when_one_can_not_start_the_other_is_stopped_again(directory: Path, monk
     stack = Stack(directory)
 
     def fail(self: Kafka) -> Kafka:
-        raise SetupError("TL-S14", "java", "is missing")
+        raise SetupError("TL-S21", "java", "is missing")
 
     monkeypatch.setattr(Kafka, "start", fail)
-    with pytest.raises(SetupError, match="TL-S14"):
+    with pytest.raises(SetupError, match="TL-S21"):
         stack.start()
     assert not stack.mosquitto.running

@@ -20,7 +20,6 @@ from towline.bridge.config.tables import NAME
 from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.runtime.session import (
     SCRATCH_DIR,
-    check_java,
     check_master,
     check_python,
     create_scratch_dir,
@@ -36,31 +35,6 @@ def program(file: Path, answer: str) -> Path:
     file.write_text(f"#!/bin/sh\necho '{answer}' >&2\n")
     file.chmod(0o755)
     return file
-
-
-def java(place: Path, version: str) -> Path:
-    """A program that says which version it is."""
-    return program(place / "bin" / "java", f'openjdk version "{version}"')
-
-
-def test_without_java_the_first_word_is_to_install_it(tmp_path: Path) -> None:
-    old = java(tmp_path / "old", "11.0.2")
-    for environ, problem in (
-        ({"PATH": str(tmp_path)}, "there is none on PATH"),
-        ({"PATH": str(old.parent), "JAVA_HOME": "/nowhere"}, "JAVA_HOME is /nowhere, which has no bin/java"),
-        ({"PATH": str(old.parent)}, f"{old} is version 11"),
-    ):
-        with pytest.raises(SetupError) as caught:
-            check_java(environ, version=True)
-        assert str(caught.value) == (
-            f"java: Spark needs Java 17 or newer, and {problem}. Install Java 17 (Debian: apt install "
-            "openjdk-17-jre-headless), or set JAVA_HOME.   [TL-S21]"
-        )
-    check_java({"PATH": str(old.parent)})  # its version is asked only after it has failed
-    good = java(tmp_path / "good", "21.0.1")
-    check_java({"PATH": str(old.parent), "JAVA_HOME": str(good.parent.parent)}, version=True)
-    for name in ("SPARK_HOME", "SPARK_CONF_DIR"):  # its own files may name one
-        check_java({"PATH": "", name: "/opt/spark"}, version=True)
 
 
 def test_a_python_that_can_not_run_tasks_ends_the_bridge_at_once(

@@ -17,8 +17,11 @@ from towline.spark import java
 from towline.spark.java import (
     cache_directory,
     cached_spark_kafka_jars,
+    check_java,
     find_java,
     light_spark_home,
+    local_fs_settings,
+    local_fs_variables,
     resolve_jars,
     spark_kafka_conf,
     spark_kafka_jars,
@@ -81,26 +84,31 @@ def maven(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Mave
     [
         (None, "21.0.1", "path"),
         ("21.0.1", "17.0.1", "home"),
-        ("11.0.2", "17.0.1", "path"),
-        (None, None, r"needs Java 17 or newer, and there is none\. Install Java 17 .*TL-S14"),
-        (None, "11.0.2", r"java is version 11.*TL-S14"),
-        (None, "unknown", r"java is version 0.*TL-S14"),
+        (None, "unknown", "path"),
+        ("11.0.2", "17.0.1", r"java is version 11.*TL-S21"),
+        ("", "17.0.1", r"JAVA_HOME is .*/home, which has no bin/java.*TL-S21"),
+        (
+            None,
+            None,
+            r"Java 17 or newer, and there is none on PATH\. Install Java 17 .*TL-S21",
+        ),
+        (None, "1.8.0_402", r"java is version 8.*TL-S21"),
     ],
 )
-def test_java_home_comes_before_the_path_and_an_old_java_is_passed_over(
-    programs: Path, monkeypatch: pytest.MonkeyPatch, home: str | None, on_path: str | None, found: str
-) -> None:
+def test_java_is_found_where_spark_looks(programs: Path, home: str | None, on_path: str | None, found: str) -> None:
+    """In JAVA_HOME, where it is set, and then not on the PATH."""
     places = {"home": programs.with_name("home") / "bin" / "java", "path": programs / "java"}
     for place, version in ((places["home"], home), (places["path"], on_path)):
         if version:
             program(place, version)
-    if home:
-        monkeypatch.setenv("JAVA_HOME", str(programs.with_name("home")))
+    environ = {"PATH": str(programs)} | ({} if home is None else {"JAVA_HOME": str(programs.with_name("home"))})
     if found in places:
-        assert find_java() == places[found]
+        assert find_java(environ) == places[found]
         return
     with pytest.raises(SetupError, match=found):
-        find_java()
+        check_java(environ)
+    for name in ("SPARK_HOME", "SPARK_CONF_DIR"):  # its own files may name one
+        check_java({**environ, name: "/opt/spark"})
 
 
 # -- jars ------------------------------------------------------------------------------------------------------------
@@ -217,3 +225,16 @@ def test_without_maven_spark_brings_them_itself() -> None:
     }
     with pytest.raises(SetupError, match=r"Maven is missing.*apt install maven.*TL-S15"):
         spark_kafka_jars()
+
+
+def test_the_jar_of_checkpoints_is_put_behind_what_the_user_has(
+    tmp_path: Path,
+) -> None:
+    assert local_fs_variables({"SPARK_DIST_CLASSPATH": "/a.jar"}) == {}
+    jar = tmp_path / "cache" / "hadoop-bare-naked-local-fs-0.1.0" / "hadoop-bare-naked-local-fs-0.1.0.jar"
+    jar.parent.mkdir(0o700, parents=True)
+    jar.touch()
+    found = local_fs_variables({"SPARK_DIST_CLASSPATH": "/a.jar"})
+    assert found == {"SPARK_DIST_CLASSPATH": f"/a.jar:{jar}"}
+    used = {"spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"}
+    assert (local_fs_settings(found), local_fs_settings({})) == (used, {})

@@ -16,7 +16,7 @@ import pyspark_mqtt
 import towline
 from towline.errors import ConfigError, SetupError
 from towline.schema import SPARK_SCHEMA
-from towline.spark import localfs, session
+from towline.spark import session
 from towline.spark.session import (
     check_pyspark,
     generates_secret,
@@ -103,17 +103,3 @@ def test_each_kind_of_master(master: str, *, cluster: bool, files: bool, here: b
 )
 def test_the_addresses_of_standalone_masters(master: str, found: list[tuple[str, int]]) -> None:
     assert standalone_addresses(master) == found
-
-
-def test_the_jar_of_checkpoints_is_put_behind_what_the_user_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path))
-    assert localfs.class_path_variables({"SPARK_DIST_CLASSPATH": "/a.jar"}) == {}
-    jar = tmp_path / "hadoop-bare-naked-local-fs-0.1.0" / "hadoop-bare-naked-local-fs-0.1.0.jar"
-    jar.parent.mkdir()
-    jar.touch()
-    found = localfs.class_path_variables({"SPARK_DIST_CLASSPATH": "/a.jar"})
-    assert found == {"SPARK_DIST_CLASSPATH": f"/a.jar:{jar}"}
-    used = {"spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"}
-    assert (localfs.session_settings(found), localfs.session_settings({})) == (used, {})

@@ -29,7 +29,7 @@ from towline.bridge.lines.account import LineNotes
 from towline.bridge.lines.identity import configured_client_ids, is_drained
 from towline.bridge.lines.recovery import journal_refusal
 from towline.bridge.runtime.failures import MAX_TEXT_CHARS, NO_JVM
-from towline.bridge.runtime.session import check_java, create_scratch_dir, driver_environment
+from towline.bridge.runtime.session import create_scratch_dir, driver_environment
 from towline.bridge.runtime.state import HELD, PAUSED, PAUSED_FILE, STOPPED, BridgeState, LineView, read_notes
 from towline.errors import (
     BrokerRefused,
@@ -48,6 +48,7 @@ from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import ensure_running
 from towline.guarantee import AckAfter
 from towline.mqtt.reasons import KEEP_SESSIONS_ADVICE
+from towline.spark.java import check_java
 from towline.spark.link import GatewayAddress
 from towline.spark.session import is_cluster
 from towline.text import count_text, error_text, printable
@@ -457,7 +458,7 @@ class DriverSupervisor(ChildSupervisor):
         shutil.rmtree(directory, ignore_errors=True)  # a dying JVM may still write: the next start removes the rest
         if NO_JVM in self._last_report:
             try:  # a retry does not help against an old Java
-                check_java(version=True)
+                check_java()
             except SetupError as error:
                 self.fatal_error = error
         if self.is_active:

@@ -27,13 +27,12 @@ from towline.bridge.kafka_source import java_client
 from towline.errors import SetupError
 from towline.gateway.endpoint import short_directory
 from towline.guarantee import policy
-from towline.spark import localfs
 from towline.spark.java import (
-    OLDEST_JAVA,
     archive_options,
-    java_version,
     jvm_options,
     light_spark_home,
+    local_fs_settings,
+    local_fs_variables,
     spark_archive_path,
 )
 from towline.spark.session import (
@@ -102,7 +101,7 @@ def create_session(bridge: Bridge) -> SparkSession:
     secret_settings |= {} if secret is None else {_SECRET_SETTING: secret}
     user = _user_without_passwd_entry(bridge.state_dir)
     jars = conf.pop("spark.jars", "") if user else ""
-    if jars:  # the launcher would log in to fetch them; after Spark's own jars, as in `towline.spark.localfs`
+    if jars:  # the launcher would log in to fetch them; after Spark's own jars, as in `local_fs_variables`
         secret_settings["spark.jars"] = jars
         class_path = [os.environ.get("SPARK_DIST_CLASSPATH"), *jars.split(",")]
         os.environ["SPARK_DIST_CLASSPATH"] = os.pathsep.join(filter(None, class_path))
@@ -168,7 +167,7 @@ def session_settings(bridge: Bridge) -> dict[str, str]:
         **(socket_settings(bridge.state_dir) if is_local else _EXECUTOR_SOCKET_SETTINGS),
         "spark.ui.enabled": str(section.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
-        **({**localfs.session_settings(), **_HEARTBEAT_SETTINGS} if is_local else {}),
+        **({**local_fs_settings(), **_HEARTBEAT_SETTINGS} if is_local else {}),
         "spark.sql.ansi.enabled": "false",
         # For each query; the driver may be busy with another query for a minute (`LineRunner`). Spark's default is 100.
         "spark.sql.streaming.numRecentProgressUpdates": "500",
@@ -236,27 +235,6 @@ _VERSION_SCRIPT: Final = (
 _SOCKET_NAME_LENGTH: Final = 43
 
 
-def check_java(environ: Mapping[str, str] = os.environ, *, version: bool = False) -> None:
-    """Check that Spark finds a Java (``bin/spark-class``); with `version` also its version, which starts a JVM.
-
-    Raises:
-        SetupError: TL-S21, no Java, or one that is too old.
-    """
-    if "SPARK_HOME" in environ or "SPARK_CONF_DIR" in environ:
-        return  # its spark-env.sh may know one
-    home = environ.get("JAVA_HOME")
-    search_path = f"{home}/bin" if home else environ.get("PATH")
-    java = shutil.which("java", path=search_path)
-    problem = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is none on PATH"
-    if java is not None:
-        feature_release = java_version(java) if version else None
-        if feature_release is None or feature_release >= OLDEST_JAVA:
-            return
-        problem = f"{java} is version {feature_release}"
-    remedy = f"Install Java {OLDEST_JAVA} (Debian: apt install openjdk-{OLDEST_JAVA}-jre-headless), or set JAVA_HOME."
-    raise SetupError("TL-S21", "java", f"Spark needs Java {OLDEST_JAVA} or newer, and {problem}", remedy)
-
-
 def check_python(master: str, environ: Mapping[str, str] = os.environ) -> None:
     """Check that the Python of Spark's tasks, if ``PYSPARK_PYTHON`` is set, has the versions of this one.
 
@@ -306,7 +284,7 @@ def driver_environment(bridge: Bridge, scratch_dir: Path, environ: Mapping[str, 
     """Return the environment variables of the driver process; a ``spark.local.dir`` of the user is not changed.
 
     With a local or standalone master, Spark starts faster from a home directory of our own, with a class archive. With
-    a local master its checkpoints are written by `towline.spark.localfs`.
+    a local master its checkpoints are written by the file system of `local_fs_settings`.
     """
     variables = dict(environ)
     master = bridge.spark.master
@@ -314,7 +292,7 @@ def driver_environment(bridge: Bridge, scratch_dir: Path, environ: Mapping[str, 
     uses_own_home = not is_cluster(master) or master.startswith("spark://")
     home = light_spark_home() if uses_own_home else None
     options = jvm_options(bridge.spark.tier) if uses_own_home else []
-    variables |= localfs.class_path_variables(environ) if not is_cluster(master) else {}
+    variables |= local_fs_variables(environ) if not is_cluster(master) else {}
     variables |= _executor_python(bridge, scratch_dir, environ) if is_cluster(master) else {}
     if home is not None:
         variables["SPARK_HOME"] = str(home)

@@ -29,14 +29,14 @@ from towline.bridge.runtime.child_supervisors import (
 )
 from towline.bridge.runtime.reload import Reloader
 from towline.bridge.runtime.screen import Screen, line_state
-from towline.bridge.runtime.session import check_java, check_python
+from towline.bridge.runtime.session import check_python
 from towline.bridge.runtime.state import RELOAD_FILE, RESTART_FILE, BridgeState, consume_request
 from towline.errors import ConfigError, TowlineError
 from towline.gateway.launch import open_state_lock
 from towline.kafka.clientconfig import insecure_settings
 from towline.logfile import rotate_log
 from towline.processes import notify, stat_fields
-from towline.spark.java import cache_directory
+from towline.spark.java import cache_directory, check_java
 from towline.spark.session import check_pyspark
 from towline.text import count_text, duration_text, printable
 from towline.threads import call_in_thread
