@@ -6,15 +6,17 @@ middle of a batch, again and again, with the traceback of any one executor.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,40 +46,10 @@ _MAX_NAMED: Final = 3
 #: Most characters of Spark's error text that are shown.
 _MAX_ERROR_LENGTH: Final = 200
 _INSTALL_ADVICE: Final = "Install the driver's packages there, or ship them (docs/spark.md#spark-cluster)."
-_SHARED_DIRECTORY_ADVICE: Final = (
-    "Move state_dir to a file system that all of them share, as the same user; or run that line with a local master, "
-    "in a bridge file of its own."
-)
-_OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: (\S+?) than that in driver: (\S+?)[,\s]")
-_NO_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
-_NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')
+#: Reasons in Spark's error text: another Python, none at this path, or one without PySpark.
+_PYTHON_ERROR: Final = re.compile(r"\[PYTHON_VERSION_MISMATCH\].*|Cannot run program.*|No module named.*")
 #: Ids of the executors that passed the check, by application.
 _checked_executors: Final[dict[str, set[str]]] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorReport:
-    """Result of the check of one executor.
-
-    Attributes:
-        name: Spark's executor id.
-        address: ``HOST:PORT`` of the executor, as Spark reports it.
-        host: Host name of its machine; "" when its Python did not answer.
-        missing: Missing requirements, in words.
-        unshared_directories: Directories of the driver that the executor can't read and write.
-    """
-
-    name: str
-    address: str
-    host: str = ""
-    missing: Sequence[str] = ()
-    unshared_directories: Sequence[str] = ()
-
-    @property
-    def display_name(self) -> str:
-        """Name in messages: executor id and host."""
-        host = self.address.rpartition(":")[0]
-        return f"executor {self.name} on {f'{self.host} ({host})' if self.host else host}"
 
 
 def check_executors(
@@ -99,51 +71,37 @@ def check_executors(
         Number of executors checked by this call; an executor that passed is not checked again.
 
     Raises:
-        SetupError: TL-S31 an executor lacks a requirement; TL-S32 no executor came; TL-S33 a directory is not shared.
+        SetupError: TL-S31 an executor lacks a requirement; TL-S32 no executor came.
     """
     context = getattr(spark, "_sc", None)
     if context is None or not is_cluster(context.master):
         return 0
-    checked_names = _checked_executors.setdefault(context.applicationId, set())
+    checked_ids = _checked_executors.setdefault(context.applicationId, set())
     required_versions = {_TOWLINE: version(), **REQUIRED_VERSIONS}
     with _probe_files(shared_directories) as probe_files, ThreadPoolExecutor(_PARALLEL_CHECKS) as pool:
         check = partial(missing_requirements, required_versions, probe_files, tuple(files))
         registered = _await_executors(context, timeout_s)
-        executors = (executor for executor in registered if executor.name not in checked_names)
-        answers = [pool.submit(_check_executor, context, executor, check) for executor in executors]
-        reports = [answer.result() for answer in answers]
-    if error := missing_error(reports):
-        raise error
-    for executor in reports:
-        for directory in executor.unshared_directories:
-            problem = f"it can't read and write {directory} as the driver does, the directory of a line with dedupe"
-            raise SetupError("TL-S33", executor.display_name, problem, _SHARED_DIRECTORY_ADVICE)
-    checked_names.update(executor.name for executor in reports)
-    return len(reports)
+        executors = (executor for executor in registered if executor[0] not in checked_ids)
+        answers = {executor: pool.submit(_check_executor, context, *executor, check) for executor in executors}
+        problems = list(filter(None, (answer.result() for answer in answers.values())))
+    if problems:
+        raise missing_error(problems)
+    checked_ids.update(executor_id for executor_id, _ in answers)
+    return len(answers)
 
 
-def missing_error(reports: Sequence[ExecutorReport]) -> SetupError | None:
-    """Return one error for all executors with missing requirements, else None. Pure."""
-    executors = [(report.display_name, ", ".join(report.missing)) for report in reports if report.missing]
-    if not executors:
-        return None
-    (location, problem), *other_executors = executors
-    problem += "".join(f"; {name}: {missing}" for name, missing in other_executors[: _MAX_NAMED - 1])
-    if len(executors) > _MAX_NAMED:
-        problem += f"; and {len(executors) - _MAX_NAMED} more executors"
+def missing_error(problems: Sequence[str]) -> SetupError:
+    """Return one error for all executors with missing requirements. Pure."""
+    further_count = len(problems) - _MAX_NAMED
+    further_text = [f"and {further_count} more executors"] if further_count > 0 else []
+    location, _, problem = "; ".join([*problems[:_MAX_NAMED], *further_text]).partition(": ")
     return SetupError("TL-S31", location, problem, _INSTALL_ADVICE)
 
 
 def failure_reason(error: str) -> str:
     """Return the reason, from Spark's error text, why an executor's Python did not answer. Pure."""
-    if version := _OTHER_PYTHON.search(error):
-        return f"its Python is {version[1]}, the driver's is {version[2]}"
-    if executable := _NO_PYTHON.search(error):
-        return f"it has no {executable[1]}, the Python of the driver's PYSPARK_PYTHON"
-    if module := _NO_MODULE.search(error):
-        return f"its Python has no {module[1]}"
-    first_line = next((line.strip() for line in error.splitlines() if line.strip()), "no reason given")
-    return f"its Python gave no answer ({first_line[:_MAX_ERROR_LENGTH]})"
+    match = _PYTHON_ERROR.search(error) or re.search(r"\S.*", error)
+    return f"its Python gave no answer ({match[0][:_MAX_ERROR_LENGTH] if match else 'no reason given'})"
 
 
 # -- asking --------------------------------------------------------------------------------------------------------
@@ -162,18 +120,18 @@ def _probe_files(directories: Iterable[Path]) -> Iterator[tuple[str, ...]]:
             probe_file.unlink(missing_ok=True)
 
 
-def _await_executors(context: Any, timeout_s: float) -> Iterator[ExecutorReport]:
-    """Yield the executors as they register, until no further one comes for `_FURTHER_EXECUTOR_S`."""
+def _await_executors(context: Any, timeout_s: float) -> Iterator[tuple[str, str]]:
+    """Yield id and ``HOST:PORT`` of executors as they register, until none comes for `_FURTHER_EXECUTOR_S`."""
     deadline = time.monotonic() + timeout_s
-    names: set[str] = set()
+    executor_ids: set[str] = set()
     while True:
-        for executor in _live_executors(context):
-            if executor.name not in names:
-                names.add(executor.name)
+        for executor_id, address in _live_executors(context):
+            if executor_id not in executor_ids:
+                executor_ids.add(executor_id)
                 deadline = time.monotonic() + _FURTHER_EXECUTOR_S
-                yield executor
+                yield executor_id, address
         if time.monotonic() >= deadline:
-            if names:
+            if executor_ids:
                 return
             problem = f"no executor registered within {timeout_s:.0f} s"
             remedy = (
@@ -184,36 +142,42 @@ def _await_executors(context: Any, timeout_s: float) -> Iterator[ExecutorReport]
         time.sleep(_POLL_S)
 
 
-def _live_executors(context: Any) -> list[ExecutorReport]:
-    """Return Spark's live executors, without the driver."""
+def _live_executors(context: Any) -> list[tuple[str, str]]:
+    """Return id and ``HOST:PORT`` of Spark's live executors, without the driver."""
     executors = context._jsc.sc().statusStore().executorList(True)  # noqa: SLF001 - there is no public API
     summaries = [executors.apply(index) for index in range(executors.size())]
-    return [ExecutorReport(summary.id(), summary.hostPort()) for summary in summaries if summary.id() != "driver"]
+    return [(summary.id(), summary.hostPort()) for summary in summaries if summary.id() != "driver"]
 
 
-def _check_executor(context: Any, executor: ExecutorReport, check: Callable[[], tuple[Any, ...]]) -> ExecutorReport:
-    """Run the check as one task on one executor; it is sent as code, so no module is imported there."""
+def _check_executor(context: Any, executor_id: str, address: str, check: Callable[[], tuple[str, list[str]]]) -> str:
+    """Run the check as a task on one executor, sent as code; return what is missing there, "" for nothing."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+    host = address.rpartition(":")[0]
     try:
-        ((host, missing, unshared_directories),) = _rdd_on_executor(context, executor).map(lambda _: check()).collect()
+        rdd = _rdd_on_executor(context, f"executor_{host}_{executor_id}")
+        ((machine, missing),) = rdd.map(lambda _: check()).collect()
     except Exception as error:  # noqa: BLE001 - Spark's error is the result of the check
-        return replace(executor, missing=[failure_reason(str(error))])
-    return replace(executor, host=host, missing=missing, unshared_directories=unshared_directories)
+        return f"executor {executor_id} on {host}: {failure_reason(str(error))}"
+    return f"executor {executor_id} on {machine} ({host}): {', '.join(missing)}" if missing else ""
 
 
-def _rdd_on_executor(context: Any, executor: ExecutorReport) -> RDD[Any]:
-    """Return an RDD of one element with this executor as its preferred location (`ExecutorCacheTaskLocation`)."""
+def _rdd_on_executor(context: Any, location: str) -> RDD[Any]:
+    """Return an RDD of one element with a preferred location (`ExecutorCacheTaskLocation`)."""
     jvm, serializer = context._jvm, CPickleSerializer()  # noqa: SLF001 - PySpark can't choose an executor
     element = bytearray(serializer.dumps(None))  # type: ignore[no-untyped-call]
-    locations = jvm.PythonUtils.toSeq([f"executor_{executor.address.rpartition(':')[0]}_{executor.name}"])
+    locations = jvm.PythonUtils.toSeq([location])
     kind = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
     rdd = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([jvm.scala.Tuple2(element, locations)]), kind)  # noqa: SLF001
     return RDD(jvm.org.apache.spark.api.java.JavaRDD(rdd, kind), context, serializer)
 
 
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
+
+
 def missing_requirements(
     required_versions: Mapping[str, str], probe_files: tuple[str, ...], files: tuple[str, ...]
-) -> tuple[str, list[str], list[str]]:
+) -> tuple[str, list[str]]:
     """Return an executor's missing requirements; runs in a task, sent as code, since Towline may be missing there.
 
     Args:
@@ -223,17 +187,8 @@ def missing_requirements(
         files: Files that must be readable.
 
     Returns:
-        Host name, missing requirements in words, and the directories that are not shared.
+        Host name, and missing requirements in words.
     """
-    import os  # noqa: PLC0415 - the code is sent without its module
-    import re  # noqa: PLC0415
-    import socket  # noqa: PLC0415
-    from importlib import import_module, metadata  # noqa: PLC0415
-
-    def numbers(text: str) -> list[int]:
-        """Return the leading numbers of a version: ``2.13.2rc1`` is 2, 13, 2."""
-        return [int(part) for part in re.findall(r"^[\d.]*", text.strip())[0].split(".") if part]
-
     missing = []
     for name, min_version in required_versions.items():
         try:
@@ -249,13 +204,13 @@ def missing_requirements(
             continue
         if name == "towline" and installed_version != min_version:
             missing.append(f"towline is {installed_version or 'of an unknown version'}, the driver's is {min_version}")
-        elif name != "towline" and installed_version and numbers(installed_version) < numbers(min_version):
+        elif name != "towline" and installed_version and _numbers(installed_version) < _numbers(min_version):
             missing.append(f"{name} {installed_version} is older than {min_version}")
-    missing += [f"the file {file} can't be read" for file in files if not os.access(os.path.expanduser(file), os.R_OK)]  # noqa: PTH111
-    unshared_directories = []
+    missing += [f"the file {file} can't be read" for file in files if not os.access(Path(file).expanduser(), os.R_OK)]
     for probe_file in probe_files:
         try:
-            open(probe_file, "r+b").close()  # noqa: PTH123 - without pathlib
+            Path(probe_file).open("r+b").close()
         except OSError:
-            unshared_directories.append(os.path.dirname(probe_file))  # noqa: PTH120
-    return socket.gethostname(), missing, unshared_directories
+            directory = Path(probe_file).parent
+            missing.append(f"it can't read and write {directory} as the driver does, for a line with dedupe")
+    return socket.gethostname(), missing

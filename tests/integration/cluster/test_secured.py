@@ -210,7 +210,7 @@ def test_packages_and_secrets_get_where_tasks_need_them_and_no_secret_shows(
     assert all(f"executor {number} on " in line for number in (0, 1))
 
     secured.write(secured.place / "state", secured.kafka.password_file, shipped)
-    (line,) = [one for one in secured.ends().splitlines() if "[TL-S33]" in one]
+    (line,) = [one for one in secured.ends().splitlines() if "[TL-S31]" in one]
     assert f"it can't read and write {secured.place / 'state'} as the driver does" in line
 
     state = secured.bridge.directory / "state"
