@@ -1,24 +1,15 @@
-"""Common code of the sinks: the writing task, column types, and SQL that converts a column of another type.
-
-Column names are compared without case, as in Spark. The SQL follows Spark 4's casts with ANSI on, its default: only
-text has a CAST to binary.
-"""
+"""Common code of the sinks: the writing task, and column types. Column names are compared without case, as in Spark."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from towline.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
-
-#: What has a CAST to numbers, booleans and timestamps.
-_SCALAR_TYPES: Final = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal", "string", "void")
-_NESTED_TYPES: Final = ("struct", "map", "array", "variant")
 
 
 @dataclass(frozen=True)
@@ -100,27 +91,7 @@ def check_columns(
 
 
 def _conversion_hint(name: str, column_type: str, accepted_types: tuple[str, ...]) -> str:
-    target, expression = accepted_types[0], ""
-    if "string" in accepted_types:
-        expression = f"to_json({name})" if column_type.startswith(_NESTED_TYPES) else f"CAST({name} AS string)"
-    elif target.startswith("array"):
-        expression = _property_expression(name, column_type, target)
-    elif column_type.partition("(")[0] in (
-        *_SCALAR_TYPES,
-        *(("date", "timestamp_ntz") if target == "timestamp" else ("boolean",)),
-    ):
-        expression = f"CAST({name} AS {target})"
-    return f"Write it as: {expression} AS {name}." if expression else f"Select it as {target}, or leave it out."
-
-
-def _property_expression(name: str, column_type: str, target_type: str) -> str:
-    """Return SQL that converts a map, or structs of two fields, to the property type; "" if it can't."""
-    if not re.match(r"map<|void|array<struct<[^:]*:[^:]*:[^:]*$", column_type):
-        return ""
-    is_map, value_type = column_type.startswith("map<"), "binary" if "binary" in target_type else "string"
-    type_template = "map<string,{}>" if is_map else "array<struct<key:string,value:{}>>"
-    casts_directly = column_type.endswith((",string>", ",binary>") if is_map else (":string>>", ":binary>>"))
-    expression = name
-    for step_type in (value_type,) if casts_directly else dict.fromkeys(("string", value_type)):
-        expression = f"CAST({expression} AS {type_template.format(step_type)})"
-    return f"map_entries({expression})" if is_map else expression
+    if "string" not in accepted_types:
+        return f"Select it as {accepted_types[0]}, or leave it out."
+    is_nested = column_type.startswith(("struct", "map", "array", "variant"))
+    return f"Write it as: {f'to_json({name})' if is_nested else f'CAST({name} AS string)'} AS {name}."
