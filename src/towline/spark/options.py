@@ -161,7 +161,7 @@ def _gateway_settings(
     except ValidationError as error:
         for issue in error.errors(include_url=False):
             setting = tuple(part for part in issue["loc"] if isinstance(part, str))
-            message = with_option_names(requirement(issue), _ANY_SETTING)[:200]
+            message = with_option_names(requirement(issue))[:200]
             option = next((option for option in options if setting[: len(option.path)] == option.path), None)
             errors.append(values.error(option.name, message) if option else ConfigError("TL-C12", _FORMAT, message))
     ConfigErrors.raise_any(errors)
@@ -172,28 +172,17 @@ def _gateway_settings(
     return settings
 
 
-def _setting_pattern(names: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern of setting names in a message, with their values, but not inside paths."""
-    return re.compile(rf'(?<![\w/.-])(?:tls\.|journal\.)?({"|".join(names)})(?![\w/-]|\.\w)(?: = (?:"([^"]*)"|(\w+)))?')
-
-
 #: Options by the name of their gateway setting.
 _OPTION_NAMES: Final = {
     option.path[-1]: option.name for option in (*CONNECTION_OPTIONS, *RECEIVER_OPTIONS) if option.path[0] != "will"
 }
-#: All settings, for a message about settings only; and those with an underscore, which are no English words.
-_ANY_SETTING: Final = _setting_pattern(_OPTION_NAMES)
-_UNDERSCORE_SETTING: Final = _setting_pattern(setting for setting in _OPTION_NAMES if "_" in setting)
+#: Names with an underscore, which are no English words, but not inside paths.
+_SETTING_NAME: Final = re.compile(r"(?<![\w/.-])(?:tls\.|journal\.)?([a-z]+(?:_[a-z]+)+)(?![\w/-]|\.\w)")
 
 
-def with_option_names(message: str, settings: re.Pattern[str] = _UNDERSCORE_SETTING) -> str:
-    """Replace a gateway's setting names in a message by their options: ``x_y = "z"`` becomes ``xY=z``."""
-
-    def option_text(match: re.Match[str]) -> str:
-        value = match[2] or match[3]
-        return _OPTION_NAMES[match[1]] + (f"={value}" if value else "")
-
-    return settings.sub(option_text, message)
+def with_option_names(message: str) -> str:
+    """Replace a gateway's setting names in a message by their options: ``session_expiry_s`` by ``sessionExpiry``."""
+    return _SETTING_NAME.sub(lambda match: _OPTION_NAMES.get(match[1], match[0]), message)
 
 
 # -- a source ----------------------------------------------------------------------------------------------------------
