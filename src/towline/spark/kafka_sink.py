@@ -278,7 +278,7 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
             answers = [self._write_task_rows(sorted(answers, key=lambda answer: answer.partition), batch)]
         log_outcome(answers, batch)
         checkpoint = Checkpoint(self._checkpoint_location)
-        note = SinkNote.read_for_update(checkpoint)
+        note = SinkNote.read(checkpoint)
         result, throughput = self._batch_result(answers, batch, note), self._write_throughput(answers, batch)
         note.with_batch(batch, result, throughput).write(checkpoint)
         checkpoint.sync_state()
@@ -337,7 +337,7 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
         checkpoint = Checkpoint(self._checkpoint_location)
         with suppress(JournalError):  # then the next batch has the same limit
             throughput = WriteThroughput(self._batch_id(batchId) or 0, 0, budget_s, budget_s)
-            replace(SinkNote.read_for_update(checkpoint), throughput=throughput).write(checkpoint)
+            replace(SinkNote.read(checkpoint), throughput=throughput).write(checkpoint)
         if isinstance(self._delivery, ExactlyOnce):
             self._delivery.fence(Checkpoint(self._checkpoint_location).query_id or None)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -141,21 +142,11 @@ class BatchTotals:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Parse the values of `as_json`.
-
-        Raises:
-            TypeError, ValueError, KeyError, AttributeError: They are no totals.
-        """
-        marks = values.get("marks")
-        return cls(
-            int(values["batch"]),
-            {str(name): int(count) for name, count in values.get("counts", {}).items()},
-            {name: Span(int(start), int(end), str(by)) for name, (start, end, by) in values.get("spans", {}).items()},
-            marks and MarkerTotals(*map(int, marks)),
-            str(values.get("sink", "")),
-            tuple(map(int, values.get("transactions", ()))),
-            float(values.get("seconds", 0)),
-        )
+        """Parse the values of `as_json`; raises ValueError, TypeError, KeyError or AttributeError for other values."""
+        spans = {name: Span(*span) for name, span in values.get("spans", {}).items()}
+        marks, transactions = values.get("marks"), tuple(values.get("transactions", ()))
+        fields = {"batch": int(values["batch"]), "spans": spans, "transactions": transactions}
+        return cls(**{**values, **fields, "marks": marks and MarkerTotals(*marks)})
 
 
 #: Number of batches whose totals are kept: more than any reader is behind.
@@ -179,26 +170,15 @@ class SinkNote:
         """Read the note; empty if it is missing, invalid, or the checkpoint is on no disk of this machine.
 
         Raises:
-            OSError: The file can't be read.
+            JournalError: TL-J20, the file can't be read: totals must not restart at zero.
         """
-        text = checkpoint.read_note(name)
         try:
-            values = json.loads(text or "{}")
+            values = json.loads(checkpoint.read_note(name) or "{}")
             throughput = values.get("throughput")
             totals = tuple(map(BatchTotals.from_json, values.get("totals", ())))
             return cls(totals, throughput and WriteThroughput(*throughput))
         except (ValueError, TypeError, AttributeError, KeyError):
             return cls()
-
-    @classmethod
-    def read_for_update(cls, checkpoint: Checkpoint) -> Self:
-        """Read the note before an update.
-
-        Raises:
-            JournalError: TL-J20, the file can't be read: the totals would restart at zero.
-        """
-        try:
-            return cls.read(checkpoint)
         except OSError as error:
             problem = f"the totals of the batches can't be read ({error.strerror})"
             raise JournalError("TL-J20", str(error.filename), problem, "The batch is repeated later.") from error
@@ -257,7 +237,6 @@ class SinkNote:
 
 def read_throughput(checkpoint: Checkpoint) -> WriteThroughput | None:
     """Return the write throughput of the last batch; None if unknown or unreadable."""
-    try:
+    with suppress(JournalError):
         return SinkNote.read(checkpoint).throughput
-    except OSError:
-        return None
+    return None

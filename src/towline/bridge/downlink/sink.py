@@ -164,7 +164,7 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
             return
         counts = sum((result.counts for result in results if result), Counter[str]())
         checkpoint = Checkpoint(self.checkpoint_path)
-        SinkNote.read_for_update(checkpoint).with_batch(batchId, BatchResult(counts)).write(checkpoint)
+        SinkNote.read(checkpoint).with_batch(batchId, BatchResult(counts)).write(checkpoint)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Abort the batch on both sides."""

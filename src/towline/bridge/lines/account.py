@@ -37,11 +37,7 @@ class LineNotes:
 
     @classmethod
     def read(cls, checkpoint: Path | str) -> Self:
-        """Read the counts in a checkpoint.
-
-        Raises:
-            OSError: They can't be read.
-        """
+        """Read the counts in a checkpoint; raises JournalError, TL-J20."""
         logs = Checkpoint(str(checkpoint))
         spark_totals = SinkNote.read(logs, SPARK_NOTE).totals[-1:]
         return cls(SinkNote.read(logs).committed_totals(logs), spark_totals[0].counts if spark_totals else {})
@@ -57,8 +53,7 @@ def add_spark_counts(checkpoint: Path, batch: int, compute_counts: Callable[[Cou
     """Add Spark's counts of a batch, computed from the sink's; skip a batch that has them, or that the sink lacks.
 
     Raises:
-        OSError: The notes can't be read.
-        JournalError: TL-J20, the disk is full or failed.
+        JournalError: TL-J20, the notes can't be read; the disk is full or failed.
     """
     logs = Checkpoint(str(checkpoint))
     sink_note, spark_note = SinkNote.read(logs), SinkNote.read(logs, SPARK_NOTE)
@@ -71,8 +66,8 @@ def copy_totals(former_checkpoint: Path, new_checkpoint: Path) -> None:
     """Copy the totals of a checkpoint into the new one that replaces it.
 
     Raises:
-        OSError: The notes can't be read, or the directory can't be made.
-        JournalError: TL-J20, the disk is full or failed.
+        OSError: The directory can't be made.
+        JournalError: TL-J20, a note can't be read; the disk is full or failed.
     """
     notes = LineNotes.read(former_checkpoint)
     if notes.totals is None:
@@ -92,8 +87,8 @@ def start_totals(
     `drops`. Else they were delivered without a count, as after a power failure that lost the note.
 
     Raises:
-        OSError: The note can't be read, or the directory can't be made.
-        JournalError: TL-J20, the disk is full or failed.
+        OSError: The directory can't be made.
+        JournalError: TL-J20, the note can't be read; the disk is full or failed.
     """
     checkpoint.mkdir(mode=0o700, parents=True, exist_ok=True)
     logs = Checkpoint(str(checkpoint))

@@ -125,7 +125,7 @@ class LineQuery(ABC, Generic[LineT]):
         """Add the counts that only Spark has of a committed batch; by default there are none.
 
         Raises:
-            OSError, JournalError: As `towline.bridge.lines.account.add_spark_counts`.
+            JournalError: As `towline.bridge.lines.account.add_spark_counts`.
         """
 
     def _gateway_options(self) -> dict[str, str]:

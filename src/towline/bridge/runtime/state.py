@@ -26,7 +26,7 @@ from typing import Any, Final
 from towline import files
 from towline.bridge.config.model import CHECKPOINT, Bridge
 from towline.bridge.lines.account import LineAccount, LineNotes, downlink_account, uplink_account
-from towline.errors import ConfigError, GatewayError
+from towline.errors import ConfigError, GatewayError, JournalError
 from towline.files import user_name
 from towline.gateway.endpoint import not_allowed_error, read_state_file
 from towline.gateway.launch import prepare_state_dir
@@ -69,7 +69,7 @@ def read_notes(directory: Path) -> LineNotes | None:
     """Return the batch totals in the checkpoint of a line, by the line's directory; None if it can't be read."""
     try:
         return LineNotes.read(directory / CHECKPOINT)
-    except OSError:
+    except JournalError:
         return None
 
 
