@@ -127,9 +127,8 @@ def _gateway_address(values: OptionValues, options: Iterable[Option]) -> Gateway
         return GatewayAddress(values.value("stateDir"), owner=ProcessIdentity.of(driver_pid()))
     excluded = [*(["gateway"] if has_several else []), *(option.name for option in options), "stateDir"]
     if conflicts := [name for name in excluded if name in values]:
-        problem = "it is a setting of the gateway, and the option gateway names a running one"
-        if has_several:
-            problem = "it is a setting of one gateway, and the option gateways names running ones"
+        location_option = "gateways" if has_several else "gateway"
+        problem = f"it is a setting of one gateway, and the option {location_option} names a running one"
         raise _option_error("TL-C23", conflicts[0], problem, "Give one of the two.")
     fields = values.values(_ACCESS_OPTIONS)
     fields["access"] = ClientAccess(**fields.get("access", {}))
@@ -200,9 +199,6 @@ _SOURCE_FORMAT: Final = FormatOptions(
             "asyncProgressTrackingEnabled",
             "with asynchronous progress tracking Spark reports batches as done that are not: messages would be lost",
             "Leave it out, of the writer's options too.",
-        ),
-        **_refused_option(
-            "path", "a path is no MQTT broker", 'Call load() without a path and give option("broker", "mqtt://HOST").'
         ),
     },
 )
@@ -320,14 +316,7 @@ SINK_OPTIONS: Final = tuple(option.name for option in _ALL_SINK_OPTIONS)
 _SINK_FORMAT: Final = FormatOptions(
     _FORMAT,
     _ALL_SINK_OPTIONS,
-    rejected={
-        **_PASSWORD_REFUSAL,
-        **{
-            name.lower(): ("TL-C01", _FORMAT, f'option "{name}" is for reading, this is a sink', "Leave it out.")
-            for name in SOURCE_OPTIONS
-            if name not in SINK_OPTIONS
-        },
-    },
+    rejected=_PASSWORD_REFUSAL,
     ignored_names=SPARK_OPTIONS,
 )
 

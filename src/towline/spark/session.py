@@ -99,7 +99,7 @@ def register(spark: SparkSession) -> None:
             Towline installed.
 
     Raises:
-        SetupError: TL-S20, PySpark is too old; TL-S24, a Connect server's Python lacks Towline.
+        SetupError: TL-S20, PySpark is too old.
     """
     check_pyspark("towline.register")
     from towline.spark.kafka_sink import KafkaTransactional  # noqa: PLC0415 - loads PySpark
@@ -109,20 +109,6 @@ def register(spark: SparkSession) -> None:
     for source in (MqttDataSource, KafkaTransactional):
         if _has_py_files(spark) or not _has_format(spark, source.name()):
             spark.dataSource.register(source)
-    if not hasattr(spark, "_jsparkSession"):
-        _check_connect_server(spark)
-
-
-def _check_connect_server(spark: SparkSession) -> None:
-    """Check that a Connect server's Python can import the source: registration sends only its name."""
-    try:
-        _ = spark.read.format("mqtt").load().schema
-    except Exception as error:  # noqa: BLE001 - an error about missing options is expected
-        if "ModuleNotFoundError" not in str(error):
-            return
-        problem = "the Python of the Spark Connect server has no Towline"
-        remedy = "Install towline[spark] there, or set the server's PYSPARK_PYTHON to a Python with it."
-        raise SetupError("TL-S24", "towline.register", problem, remedy) from None
 
 
 def _has_format(spark: SparkSession, name: str) -> bool:
@@ -134,11 +120,7 @@ def _has_format(spark: SparkSession, name: str) -> bool:
 
 
 def _has_py_files(spark: SparkSession) -> bool:
-    """Return whether the application has Python files to ship (``--py-files``).
-
-    Tasks of a discovered format do not get them (`UserDefinedPythonDataSource` has no includes for it); those of a
-    registered format do.
-    """
+    """Return whether the application ships Python files (``--py-files``): only a registered format's tasks get them."""
     return bool(getattr(getattr(spark, "_sc", None), "_python_includes", None))
 
 

@@ -7,7 +7,6 @@ import sys
 from pyspark.sql import SparkSession
 
 import towline
-from towline.errors import TowlineError
 
 
 def tell(words: str) -> None:
@@ -17,11 +16,7 @@ def tell(words: str) -> None:
 
 def main(broker: str, place: str) -> None:
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
-    try:
-        towline.register(spark)
-    except TowlineError as error:
-        tell(f"refused: {error}")
-        return
+    towline.register(spark)
     rows = (
         spark.readStream.format("mqtt")
         .options(broker=broker, subscribe="in/#:1", stateDir=f"{place}/source", clientId="connect-source")
