@@ -44,8 +44,7 @@ def doctor(
 
     Example:  towline doctor bridge.toml --mosquitto-conf /etc/mosquitto/mosquitto.conf
     """
-    from towline import mosquitto_conf as mosquitto  # noqa: PLC0415 - loaded when it is called
-    from towline.doctor import examine, table  # noqa: PLC0415
+    from towline.doctor import examine, mosquitto, table  # noqa: PLC0415 - loaded when it is called
     from towline.doctor.inputs import Inputs  # noqa: PLC0415
 
     def print_progress(text: str) -> None:

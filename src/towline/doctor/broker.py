@@ -23,10 +23,10 @@ from towline.doctor.inputs import (
     queue_text,
     topic_filters,
 )
+from towline.doctor.mosquitto import MosquittoConf, read_conf
 from towline.doctor.table import BROKEN, HOLDS, LIMITED, WARNS, Check, Finding, ProbeSkipped, Verdict, fact
 from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
 from towline.journal.recovery import read_session
-from towline.mosquitto_conf import MosquittoConf, read_conf
 from towline.mqtt.events import Filter, PublishAcknowledged
 from towline.mqtt.filters import matches, without_share
 from towline.mqtt.versions import VERSION_NAMES
@@ -326,7 +326,7 @@ class BrokerProbe(contextlib.ExitStack):
 
     def _harmless_client(self) -> Client:
         """Open a client that changes no session; raises ProbeSkipped if it was given an existing one."""
-        if self.conf is not None and self.conf.shares_session(self.target.endpoint.port):
+        if self.conf is not None and self.conf.shares_session:
             raise self._shared_session_error()
         settings = self.target.settings
         users = (settings.username, settings.tls.cert_file, settings.authenticator, settings.websocket_headers_file)
@@ -593,8 +593,7 @@ def _check_qos_2(broker: BrokerProbe) -> Iterator[Finding]:
 def _check_rights(broker: BrokerProbe) -> Iterator[Finding]:
     """TL-D10: read and write access to a line's topics, as far as visible without a message on them."""
     for line, gateway in broker.target.by_line.items():
-        port = broker.target.endpoint.port
-        access_rule = "an access rule" if broker.conf is None else broker.conf.access_control(port)
+        access_rule = "an access rule" if broker.conf is None else broker.conf.access_control
         if isinstance(gateway.line, Downlink):
             evidence = "write access is not visible without publishing on the line's topics"
             limit = "a message is refused: it is stored in refused/ and counted"

@@ -22,7 +22,6 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, without_traceback
-from towline.mosquitto_conf import DEFAULTS
 from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.offsets import JournalPosition, SourceOffset, check_distinct
 from towline.spark.tasks import freeze_gc
@@ -177,7 +176,7 @@ def _sync_machine() -> float:
 
 _LOG = logging.getLogger("towline.spark")
 #: Default of Mosquitto's queue for a disconnected client, in messages.
-_MOSQUITTO_QUEUE: Final = DEFAULTS["max_queued_messages"]
+_MOSQUITTO_QUEUE: Final = 1000
 
 
 class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

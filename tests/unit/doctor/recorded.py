@@ -14,8 +14,8 @@ from tests.unit.doctor.bridges import UP, bridge_of
 from towline.doctor import broker
 from towline.doctor.broker import BrokerProbe, QueueProbe
 from towline.doctor.inputs import Inputs, LineLoad, broker_targets
+from towline.doctor.mosquitto import read_conf
 from towline.doctor.table import Check, Finding, Verdict, run_checks
-from towline.mosquitto_conf import read_conf
 
 BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = (
     Verdict.BROKEN,
