@@ -1,13 +1,10 @@
-"""Client configurations of librdkafka: checks, secrets from files and variables, translation of Java's names.
+"""Client configurations of librdkafka: checks, and secrets from files and variables.
 
 A client configuration is a mapping of librdkafka's property names to text. It may travel (into a Spark plan, a log, a
 status), so it never holds a secret [I12]: ``sasl.password.file`` names a file, ``${NAME}`` an environment variable,
-`PROVIDER` a function that returns tokens. `resolve` replaces all of them in the process that opens the
-connection. The exception is `PlainSecret`: a password in ``sasl.jaas.config``, which travels with the options of a
-query and is never shown.
+`PROVIDER` a function that returns tokens. `resolve` replaces all of them in the process that opens the connection.
 
-A program that wrote with ``format("kafka")`` changes the format's name and nothing else (ADR 39): settings that only
-Java's producer (Kafka 4.3) has are translated by `translate_java_settings` (ADR 58).
+Of a setting that only Java's client has the error says what librdkafka calls it (foreign.toml, ADR 58).
 """
 
 from __future__ import annotations
@@ -19,12 +16,11 @@ import re
 import socket
 import time
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from confluent_kafka import KafkaException, Producer
 
-from towline.errors import ConfigError, KafkaError, did_you_mean
+from towline.errors import ConfigError, ConfigErrors, KafkaError, did_you_mean
 from towline.kafka import faults
 from towline.providers import call_provider, check_provider, read_secret
 from towline.threads import call_in_thread
@@ -33,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 T = TypeVar("T")
-_NO_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({})
 
 #: Properties whose value is a secret: plain text is refused, since Spark's plans would show it.
 SECRETS: Final = frozenset(
@@ -47,54 +42,27 @@ SECRETS: Final = frozenset(
 #: Names a function that returns tokens for OAUTHBEARER, ``module:function``; no property of librdkafka.
 PROVIDER: Final = "sasl.oauthbearer.token.provider"
 
-#: Settings of Java's producer that librdkafka does not have; `translate_java_settings` knows some of them.
-JAVA_ONLY: Final = re.compile(
-    r"buffer\.memory|compression\.\w+\.level|config\.providers|interceptor\.classes|(key|value)\.serializer"
-    r"|max\.(block\.ms|request\.size)|metrics?\.(reporters|num|recording|sample).*|partitioner\..+"
-    r"|(receive|send)\.buffer\.bytes|sasl\.(jaas|login|client\.callback)\..+|ssl\.(truststore|engine|provider).*"
-    r"|ssl\.(enabled\.protocols|protocol|keystore\.(type|key|certificate\.chain)|(key|trust)manager\.algorithm)"
-)
-
 #: Reserved: callbacks of the binding, and a library path, which would run code named in an option.
 _RESERVED: Final = re.compile(r"\w+_cb|on_delivery|delivery\.report\.only\.error|logger|plugin\.library\.paths")
 
+_COMMON_NAMES: Final = f"""
+    acks batch.num.messages batch.size bootstrap.servers client.id compression.level compression.type
+    enable.ssl.certificate.verification linger.ms max.in.flight message.max.bytes partitioner queue.buffering.max.kbytes
+    queue.buffering.max.messages retries sasl.mechanism {PROVIDER} sasl.password.file sasl.username security.protocol
+    socket.timeout.ms ssl.ca.location ssl.certificate.location ssl.endpoint.identification.algorithm ssl.key.location
+    ssl.key.password.file transaction.timeout.ms
+"""
 #: Names to suggest for a mistyped one; librdkafka itself validates names.
-COMMON_PROPERTIES: Final = (
-    *("acks", "batch.num.messages", "batch.size", "bootstrap.servers", "broker.address.family", "client.id"),
-    *("compression.level", "compression.type", "connections.max.idle.ms", "enable.idempotence"),
-    *("enable.ssl.certificate.verification", "linger.ms", "max.in.flight.requests.per.connection"),
-    *("message.max.bytes", "metadata.max.age.ms", "partitioner", "queue.buffering.max.kbytes"),
-    *("queue.buffering.max.messages", "reconnect.backoff.max.ms", "reconnect.backoff.ms", "request.timeout.ms"),
-    *("retries", "retry.backoff.ms", "sasl.mechanism", PROVIDER, "sasl.password.file", "sasl.username"),
-    *("security.protocol", "socket.keepalive.enable", "socket.timeout.ms", "ssl.ca.location"),
-    *("ssl.certificate.location", "ssl.endpoint.identification.algorithm", "ssl.key.location"),
-    "ssl.key.password.file",
-)
-
-
-class PlainSecret(str):
-    """Secret from ``sasl.jaas.config``, which travels with the sink's settings: it prints as ``<secret>``."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "<secret>"
-
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        return format(repr(self), spec)
-
-    def reveal(self) -> str:
-        """Return the secret, for the client that opens a connection; it must never be shown."""
-        return "".join([*self])
-
+COMMON_PROPERTIES: Final = tuple(_COMMON_NAMES.split())
 
 #: An environment variable, whose value is read where the connection is opened.
 ENV_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: A password in a URL, as ``https://user:password@host``.
 _LOGIN_IN_URL: Final = re.compile(r"://[^/?#@\s]*:[^/?#@\s]+@")
-_DOCS: Final = "https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md"
+_UNKNOWN_HINT: Final = (
+    "Write librdkafka's name, see https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md, or leave it "
+    "out."
+)
 
 
 #: Pass as ``logger`` to every client: ``log_level=0`` alone still prints fatal lines (reference: librdkafka 2.16). The
@@ -132,8 +100,6 @@ def insecure_settings(client: Mapping[str, str]) -> list[str]:
         warnings.append(f"security.protocol=sasl_plaintext: {mechanism} sends the secret in clear text.")
     if settings.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE:
         warnings.append("enable.sasl.oauthbearer.unsecure.jwt=true: the token is not signed; anyone can make one.")
-    if any(isinstance(value, PlainSecret) for value in client.values()):
-        warnings.append("sasl.jaas.config: the secret is in plain text in the options of the query.")
     return warnings
 
 
@@ -147,33 +113,26 @@ def _mechanism(settings: Mapping[str, str]) -> str:
     return (settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or "").upper()
 
 
-def check_client(
-    client: Mapping[str, str], location: str, prefix: str = "kafka.", aliases: Mapping[str, str] = _NO_SETTINGS
-) -> None:
+def check_client(client: Mapping[str, str], location: str, prefix: str = "kafka.") -> None:
     """Check property names and values of a client configuration, without connecting and without reading a secret.
 
     Args:
         client: librdkafka's names with text values; unresolved.
         location: The option or file that an error names.
         prefix: Prefix of the names as the user wrote them.
-        aliases: Names as the user wrote them, by translated name.
 
     Raises:
-        ConfigError: TL-C01 unknown name, TL-C43 a name of Java's client or a reserved one, TL-C44 a secret in plain
-            text, TL-C45 a value that librdkafka rejects, TL-C42 missing or malformed ``bootstrap.servers``, TL-C179 and
-            TL-C180 an invalid token provider, or a missing one.
+        ConfigError: TL-C01 unknown name, TL-C43 a reserved one, TL-C44 a secret in plain text, TL-C45 a value that
+            librdkafka rejects, TL-C42 missing or malformed ``bootstrap.servers``, TL-C179 and TL-C180 an invalid token
+            provider, or a missing one.
     """
     for name, value in client.items():
         option = f'option "{prefix}{name}"'
-        if JAVA_ONLY.fullmatch(name):
-            problem = f"{option} is a Java client's setting that Towline does not translate"
-            raise ConfigError("TL-C43", location, problem, f"Write librdkafka's name, see {_DOCS}; or leave it out.")
         if _RESERVED.fullmatch(name):
             remedy = f"Name the function in {prefix}{PROVIDER}." if name == "oauth_cb" else "Leave it out."
             raise ConfigError("TL-C43", location, f"{option} can not be set, Towline uses it itself", remedy)
         login = _LOGIN_IN_URL.search(ENV_REFERENCE.sub("", value))
-        is_plain = not ENV_REFERENCE.fullmatch(value) if name in SECRETS else login
-        if is_plain and not isinstance(value, PlainSecret):
+        if not ENV_REFERENCE.fullmatch(value) if name in SECRETS else login:
             remedy = f"Name its file in {prefix}{name}.file, or write ${{NAME}} for an environment variable."
             problem = f"{option} holds a secret in plain text, which Spark would show in its plans"
             raise ConfigError("TL-C44", location, problem, remedy)
@@ -188,7 +147,7 @@ def check_client(
         problem = "OAUTHBEARER needs exactly one source of tokens, and no other mechanism has one"
         remedy = f"Give {prefix}sasl.oauthbearer.method=oidc and its endpoint, or (AWS MSK IAM, Azure) {provider}."
         raise ConfigError("TL-C180", location, f'"{prefix}sasl.mechanism": {problem}', remedy)
-    _check_values(client, location, prefix, aliases)
+    _check_values(client, location, prefix)
     if PROVIDER in client:
         check_provider(client[PROVIDER], location)
 
@@ -201,29 +160,33 @@ def _lacks_token_source(client: Mapping[str, str]) -> bool:
     return (PROVIDER in client) + sources != 1 if _mechanism(settings) == "OAUTHBEARER" else PROVIDER in client
 
 
-def _check_values(client: Mapping[str, str], location: str, prefix: str, aliases: Mapping[str, str]) -> None:
-    """Validate names and values with librdkafka: a producer without servers opens no connection and costs 1 ms.
-
-    Files and keys may exist on executors only, so TLS material is first loaded where it is used.
-    """
-    config = {}
+def _check_values(client: Mapping[str, str], location: str, prefix: str) -> None:
+    """Validate names and values with librdkafka: a producer without servers opens no connection and costs 1 ms."""
+    config, unknown_names = dict[str, str](), list[str]()
     for name, value in client.items():
         secret = secret_of_file_property(name) or (name if name in SECRETS else None)
+        if name not in {"bootstrap.servers", PROVIDER} and _is_unknown(secret or name):
+            unknown_names.append(name)
+        # Files and keys may exist on executors only, so TLS material is first loaded where it is used.
         is_tls_material = name.startswith("ssl.") or (name.endswith(".pem") and not secret)
         if not is_tls_material and name not in {"bootstrap.servers", PROVIDER}:
             config[secret or name] = "-" if secret or ENV_REFERENCE.search(value) else value
-    error_text = _librdkafka_error(config)
-    if not error_text:
-        return
-    # Alone, the bad setting causes the same error; it is named as the user wrote it.
-    bad_name = next((name for name, value in config.items() if _librdkafka_error({name: value}) == error_text), "")
-    if error_text.startswith("no such configuration property"):
-        hint = did_you_mean(bad_name, COMMON_PROPERTIES, f"See {_DOCS}.")
-        hint = hint.replace('n "', f'n "{prefix}')
-        raise ConfigError("TL-C01", location, f'unknown option "{prefix}{bad_name}"', hint)
-    option = f'option "{prefix}{aliases.get(bad_name, bad_name)}" = {config.get(bad_name)}'
-    subject = option if bad_name else "these options together"
-    raise ConfigError("TL-C45", location, f"Kafka's client rejects {subject}: {error_text}", "Change the value.")
+    errors = []
+    for name in unknown_names:
+        hint = did_you_mean(name, COMMON_PROPERTIES, _UNKNOWN_HINT).replace('n "', f'n "{prefix}')
+        errors.append(ConfigError("TL-C01", location, f'unknown option "{prefix}{name}"', hint))
+    ConfigErrors.raise_any(errors)
+    if error_text := _librdkafka_error(config):
+        # Alone, the bad setting causes the same error.
+        bad_name = next((name for name, value in config.items() if _librdkafka_error({name: value}) == error_text), "")
+        subject = f'option "{prefix}{bad_name}" = {config[bad_name]}' if bad_name else "these options together"
+        raise ConfigError("TL-C45", location, f"Kafka's client rejects {subject}: {error_text}", "Change the value.")
+
+
+def _is_unknown(name: str) -> bool:
+    """Return whether librdkafka has no such property; the second one, which it has not, keeps it from going on."""
+    error_text = _librdkafka_error({name: "-", "-": "-"})
+    return error_text.startswith(("java ", f'no such configuration property: "{name}"'))
 
 
 def _librdkafka_error(config: Mapping[str, str]) -> str:
@@ -245,8 +208,6 @@ def resolve(client: Mapping[str, str], location: str = "kafka") -> dict[str, Any
     for name, value in client.items():
         if name == PROVIDER:
             config["oauth_cb"] = _token_callback(value, location, client.get("sasl.oauthbearer.config", ""))
-        elif isinstance(value, PlainSecret):  # as it is: a dollar sign may be a part of it
-            config[name] = value.reveal()
         else:
             text = ENV_REFERENCE.sub(partial(_environment_value, name, location), value)
             if (secret := secret_of_file_property(name)) is not None:
@@ -340,111 +301,3 @@ def _validated_token(reply: Any) -> tuple[Any, ...]:
 
 #: A secret does not travel with a plan: each machine that connects has its own file.
 _FILE_REMEDY: Final = "Fix the file there; on a cluster each executor's machine needs it."
-
-
-# -- settings of Java's client --
-
-#: Java's name -> librdkafka's; None where librdkafka needs no setting: `deliveryTimeout` bounds every wait, the type of
-#: a trust store is checked, and a login becomes three settings.
-JAVA_NAMES: Final[Mapping[str, str | None]] = {
-    "buffer.memory": "queue.buffering.max.kbytes",
-    "compression.gzip.level": "compression.level",
-    "compression.lz4.level": "compression.level",
-    "compression.zstd.level": "compression.level",
-    "delivery.timeout.ms": "message.timeout.ms",
-    "max.block.ms": None,
-    "max.request.size": "message.max.bytes",
-    "receive.buffer.bytes": "socket.receive.buffer.bytes",
-    "sasl.jaas.config": None,
-    "send.buffer.bytes": "socket.send.buffer.bytes",
-    "ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
-    "ssl.truststore.certificates": "ssl.ca.pem",
-    "ssl.truststore.location": "ssl.ca.location",
-    "ssl.truststore.type": None,
-}
-#: A login as Kafka's JaasConfig parses it, of one of the two modules whose mechanisms librdkafka has.
-_JAAS_VALUE: Final = r"""(?: "(?:[^"\\\n]|\\["'\\])*" | '(?:[^'\\\n]|\\["'\\])*' | [\w.$-]+ )"""
-_JAAS_LOGIN: Final = re.compile(
-    rf"[\w.$]*? (?P<module>Plain|Scram)LoginModule \s+ \w+ (?: \s+ (?: username \s*=\s* (?P<user>{_JAAS_VALUE}) "
-    rf"| password \s*=\s* (?P<password>{_JAAS_VALUE}) | [\w.-]+ \s*=\s* {_JAAS_VALUE} ) )*+ \s* ;",
-    re.VERBOSE,
-)
-_MECHANISMS: Final = {"Plain": ("PLAIN",), "Scram": ("SCRAM-SHA-256", "SCRAM-SHA-512")}
-
-
-def translate_java_settings(settings: Mapping[str, str], location: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Translate settings that only Java's client has, by lower-case name without ``kafka.``; others pass unchanged.
-
-    Returns:
-        Librdkafka's settings, a secret in plain text as `PlainSecret`; and the user's name of each translated setting,
-        by librdkafka's name.
-
-    Raises:
-        ConfigError: TL-C43 a setting given in both clients' names; TL-C45 a value that can't be translated.
-    """
-    client: dict[str, str] = {}
-    aliases: dict[str, str] = {}
-    for name, value in settings.items():
-        if name not in JAVA_NAMES:
-            client[name] = value
-            continue
-        try:
-            translation = _translate_setting(name, value.strip(), settings)
-        except ValueError as error:
-            problem, _, remedy = str(error).partition("; ")
-            raise ConfigError("TL-C45", location, f'option "kafka.{name}" {problem}', remedy) from None
-        if duplicate := next((target for target in translation if target != name and target in settings), None):
-            problem = f'options "kafka.{name}" and "kafka.{duplicate}" set the same value'
-            raise ConfigError("TL-C43", location, problem, "Give one of the two.")
-        client |= translation
-        aliases |= dict.fromkeys(translation, name)
-    return client, aliases
-
-
-def _translate_setting(name: str, value: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Translate one setting of Java's client; a ValueError has the problem and, after "; ", the remedy."""
-    match name.split("."):
-        case ["sasl", *_]:
-            return _translate_login(value, settings)
-        case ["compression", codec, _] if settings.get("compression.type", "").strip().lower() != codec:
-            return {}  # the level of a codec that is not used
-        case ["ssl", "truststore", "location" | "type"]:
-            store_type = value if name.endswith("type") else settings.get("ssl.truststore.type", "JKS").strip()
-            if store_type.upper() != "PEM":  # all that librdkafka reads; Java's default is JKS
-                raise ValueError(
-                    "is about a store that is not PEM; Write its certificates into a PEM file (keytool -list -rfc "
-                    "-keystore FILE) and give kafka.ssl.truststore.type=PEM with that file."
-                )
-        case ["buffer", _]:
-            if not re.fullmatch(r"[0-9]{1,18}", value):
-                raise ValueError("must be a whole number of bytes; Change the value.")
-            value = str(max(1, -(-int(value) // 1024)))
-        case ["delivery", *_]:
-            if not re.fullmatch(r"[0-9]{4,6}", value) or not 1000 <= int(value) <= 900_000:
-                raise ValueError("must be 1000 to 900000 milliseconds; Change it: a transaction has at most 15 min.")
-        case ["ssl", "endpoint", *_]:
-            value = value.lower() or "none"
-    target = JAVA_NAMES[name]
-    return {} if target is None else {target: value}
-
-
-def _translate_login(value: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Translate ``sasl.jaas.config`` of PLAIN and SCRAM; error texts never quote its value [I12]."""
-    login = _JAAS_LOGIN.fullmatch(value)
-    if login is None or not login["user"] or not login["password"]:
-        raise ValueError(
-            'can not be read; Write CLASS required username="..." password="..."; with the PlainLoginModule or the '
-            "ScramLoginModule. For another mechanism give librdkafka's kafka.sasl.* settings."
-        )
-    mechanisms = _MECHANISMS[login["module"]]
-    mechanism = settings.get("sasl.mechanism", mechanisms[0] if len(mechanisms) == 1 else "").strip().upper()
-    if mechanism not in mechanisms:
-        raise ValueError(f"is for {mechanisms[0]}; Give kafka.sasl.mechanism={' or '.join(mechanisms)}.")
-    user, password = (_unquote(login[name]) for name in ("user", "password"))
-    secret = password if ENV_REFERENCE.fullmatch(password) else PlainSecret(password)
-    mechanism_setting = {} if "sasl.mechanism" in settings else {"sasl.mechanism": mechanism}
-    return {"sasl.username": user, "sasl.password": secret, **mechanism_setting}
-
-
-def _unquote(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text[1:-1]) if text[0] in "\"'" else text

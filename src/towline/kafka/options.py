@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee, policy
-from towline.kafka.clientconfig import check_client, translate_java_settings
+from towline.kafka.clientconfig import check_client
 from towline.kafka.deadletters import reserved_topics_pattern
 from towline.options import (
     SPARK_OPTIONS,
@@ -35,6 +35,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "request.required.acks": "acks",
     "message.send.max.retries": "retries",
     "max.in.flight.requests.per.connection": "max.in.flight",
+    "delivery.timeout.ms": "message.timeout.ms",
 }
 
 #: Larger batches and some linger: 0.6 instead of 2 us a record in the broker (measured, 100 B, 3 partitions). The queue
@@ -171,11 +172,6 @@ class SinkSettings:
         values = parsed_options.values(_OPTIONS)
         guarantee: Guarantee = values.setdefault("guarantee", Guarantee.EXACTLY_ONCE)
         _check_guarantee(guarantee, parsed_options, client_options)
-        client_options, aliases = translate_java_settings(client_options, FORMAT)
-        if (deadline := client_options.pop("message.timeout.ms", None)) is not None:  # Java's delivery.timeout.ms
-            if "deliveryTimeout" in parsed_options:
-                raise _contradiction('options "kafka.delivery.timeout.ms" and "deliveryTimeout" set the same value')
-            values["timeout_s"] = int(deadline) / 1000
         timeout_s: float = values.setdefault("timeout_s", policy(guarantee).kafka_timeout_s)
         client = {**CLIENT_DEFAULTS, **policy(guarantee).kafka_settings, **client_options}
         client["message.timeout.ms"] = str(int(timeout_s * 1000))
@@ -190,7 +186,7 @@ class SinkSettings:
                 option = f'option "kafka.transaction.timeout.ms" = {timeout_ms}'
                 problem = f"{option} is shorter than deliveryTimeout, {timeout_s:g} s"
                 raise _contradiction(problem, "Lower deliveryTimeout, or raise kafka.transaction.timeout.ms.")
-        check_client(client, FORMAT, aliases=aliases)
+        check_client(client, FORMAT)
         values["sink_id"] = _sink_id(parsed_options)
         gather = policy(guarantee).transactions and "parallelism" not in parsed_options
         settings = cls(servers=client["bootstrap.servers"], client=client, gather=gather, **values)
@@ -201,7 +197,7 @@ class SinkSettings:
         return settings
 
 
-def _contradiction(problem: str, remedy: str = "Give one of the two.") -> ConfigError:
+def _contradiction(problem: str, remedy: str) -> ConfigError:
     return ConfigError("TL-C41", FORMAT, problem, remedy)
 
 

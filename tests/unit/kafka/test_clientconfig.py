@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
-from hypothesis import given
-from hypothesis import strategies as st
 
-from towline.errors import ConfigError, KafkaError
+from towline.errors import ConfigError, ConfigErrors, KafkaError
 from towline.kafka import clientconfig
-from towline.kafka.clientconfig import (
-    JAVA_NAMES,
-    PROVIDER,
-    QUIET_LOGGER,
-    SECRETS,
-    PlainSecret,
-    check_client,
-    insecure_settings,
-    resolve,
-    translate_java_settings,
-)
-from towline.kafka.options import SinkSettings
+from towline.kafka.clientconfig import PROVIDER, SECRETS, check_client, insecure_settings, resolve
 
 SERVERS = {"bootstrap.servers": "k1:9092"}
 BEARER = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
@@ -163,141 +147,33 @@ def returned(_config: str) -> object:
     return RETURNED  # type: ignore[name-defined]  # noqa: F821 - set by the test
 
 
-# -- Java's settings in librdkafka's words --
-
-
-BASE = {"kafka.bootstrap.servers": "k1:9092", "topic": "t"}
-LOGIN = "sasl.jaas.config"
-PEM = {"ssl.truststore.type": "PEM"}
-
-
-def said(settings: dict[str, str]) -> dict[str, str]:
-    return translate_java_settings(settings, "here")[0]
+# -- names that librdkafka has not --
 
 
 @pytest.mark.parametrize(
-    ("settings", "made"),
+    ("name", "remedy"),
     [
-        ({"buffer.memory": "33554432"}, {"queue.buffering.max.kbytes": "32768"}),
-        ({"buffer.memory": "1500"}, {"queue.buffering.max.kbytes": "2"}),
-        ({"max.request.size": "2097152"}, {"message.max.bytes": "2097152"}),
-        ({"max.block.ms": "60000"}, {}),
-        ({"send.buffer.bytes": "65536"}, {"socket.send.buffer.bytes": "65536"}),
-        ({"ssl.endpoint.identification.algorithm": ""}, {"ssl.endpoint.identification.algorithm": "none"}),
-        ({"ssl.endpoint.identification.algorithm": "HTTPS"}, {"ssl.endpoint.identification.algorithm": "https"}),
-        ({"ssl.truststore.location": "/ca.pem", **PEM}, {"ssl.ca.location": "/ca.pem"}),
-        ({"acks": "all"}, {"acks": "all"}),
-        (
-            {"compression.zstd.level": "7", "compression.gzip.level": "1", "compression.type": "zstd"},
-            {"compression.level": "7", "compression.type": "zstd"},
-        ),
+        ("sasl.jaas.config", "sasl.password.file"),
+        ("ssl.truststore.location", "ssl.ca.location"),
+        ("buffer.memory", "queue.buffering.max.kbytes"),
+        ("compression.zstd.level", "compression.level"),
+        ("interceptor.classes", "CONFIGURATION.md"),
+        ("ssl.enabled.protocols", "CONFIGURATION.md"),
+        ("lingr.ms", "kafka.linger.ms"),
     ],
 )
-def test_values_are_translated(settings: dict[str, str], made: dict[str, str]) -> None:
-    assert said(settings) == made
-
-
-@pytest.mark.parametrize(
-    ("settings", "code"),
-    [
-        *(
-            ({LOGIN: login}, "TL-C45")
-            for login in (
-                "hunter2",
-                "a.PlainLoginModule required username=u;",
-                'a.PlainLoginModule required username="u" password="hunter2"',
-                "a.ScramLoginModule required username=u password=hunter2;",
-                r'a.PlainLoginModule required username="u" password="hunter2\t";',
-            )
-        ),
-        ({LOGIN: "a.ScramLoginModule required username=u password=hunter2;", "sasl.mechanism": "PLAIN"}, "TL-C45"),
-        ({LOGIN: "a.PlainLoginModule required username=u password=hunter2;", "sasl.username": "v"}, "TL-C43"),
-        ({"ssl.truststore.location": "/t.jks"}, "TL-C45"),
-        ({"buffer.memory": "32m"}, "TL-C45"),
-        ({"buffer.memory": "1024", "queue.buffering.max.kbytes": "7"}, "TL-C43"),
-    ],
-)
-def test_what_can_not_be_translated_is_one_line_without_a_secret(settings: dict[str, str], code: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        said(settings)
-    assert caught.value.code == code
-    assert caught.value.remedy.endswith((".", ";"))
+def test_a_setting_of_javas_client_gets_one_line_with_librdkafkas_name(name: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=rf'unknown option "kafka\.{name}".*{remedy}.*TL-C01') as caught:
+        check_client({**SERVERS, "acks": "all", name: "hunter2"}, "here")
     assert "hunter2" not in str(caught.value)
-    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=rf'unknown option "\[kafka\] {name}".*TL-C01'):
+        check_client({**SERVERS, name: "x"}, "bridge.toml:3", "[kafka] ")
 
 
-@pytest.mark.parametrize("name", ["key.serializer", "partitioner.class", "ssl.keystore.key", "interceptor.classes"])
-def test_any_other_gets_one_line(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf'"kafka\.{name}".*CONFIGURATION\.md.*TL-C43') as caught:
-        SinkSettings.parse({**BASE, f"kafka.{name}": "hunter2"})
-    assert "hunter2" not in str(caught.value)
-    with pytest.raises(ConfigError, match=rf'option "\[kafka\] {name}" is a Java client\'s.*TL-C43'):
-        check_client({"bootstrap.servers": "k1:9092", name: "x"}, "bridge.toml:3", "[kafka] ")
-
-
-@pytest.mark.parametrize(("name", "value"), [("max.request.size", "2000000000"), ("compression.zstd.level", "19")])
-def test_a_value_is_complained_of_by_the_name_the_user_wrote(name: str, value: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        SinkSettings.parse({**BASE, "kafka.compression.type": "zstd", f"kafka.{name}": value})
-    assert f'option "kafka.{name}" = {value}' in caught.value.problem
-
-
-def test_a_deadline_by_its_java_name() -> None:
-    assert SinkSettings.parse({**BASE, "kafka.delivery.timeout.ms": "1500"}).timeout_s == 1.5
-    for value, more in (("900001", {}), ("999", {}), ("soon", {}), ("60000", {"deliveryTimeout": "60"})):
-        with pytest.raises(ConfigError, match=r"kafka\.delivery\.timeout\.ms"):
-            SinkSettings.parse({**BASE, **more, "kafka.delivery.timeout.ms": value})
-
-
-def test_a_login_in_plain_text_reaches_the_client_and_nobody_else() -> None:
-    login = 'a.PlainLoginModule required\n username="$ConnectionString" password="hun\\"ter\\\\2 ${HOME}" ;'
-    settings = SinkSettings.parse({**BASE, "kafka.security.protocol": "SASL_SSL", f"kafka.{LOGIN}": login})
-    travelled = pickle.loads(pickle.dumps(settings))  # noqa: S301 - our own bytes
-    made = resolve(travelled.client, "here")
-    assert made["sasl.password"] == 'hun"ter\\2 ${HOME}'
-    assert (made["sasl.username"], made["sasl.mechanism"]) == ("$ConnectionString", "PLAIN")
-    for text in (repr(settings), str(travelled.client), f"{travelled.client['sasl.password']}"):
-        assert "hun" not in text
-    (line,) = insecure_settings(travelled.client)
-    assert line == "sasl.jaas.config: the secret is in plain text in the options of the query."
-    Producer(made, logger=QUIET_LOGGER)
-
-
-def test_a_login_that_names_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KAFKA_PASSWORD", "p")
-    made = said({LOGIN: 'a.PlainLoginModule required username="u" password="${KAFKA_PASSWORD}";'})
-    assert not isinstance(made["sasl.password"], PlainSecret)
-    assert resolve(made, "here")["sasl.password"] == "p"
-
-
-#: A secret of one line; JAAS has escapes for others, which nobody writes.
-LINE = st.text(st.characters(exclude_characters="\n"), min_size=1)
-
-
-@given(LINE, LINE)
-def test_any_login_is_read_as_it_was_written(user: str, password: str) -> None:
-    def quoted(text: str) -> str:
-        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-    text = f"a.b.PlainLoginModule required serviceName=kafka username = {quoted(user)} password={quoted(password)} ;"
-    made = said({LOGIN: text})
-    secret = made["sasl.password"]
-    assert made["sasl.username"] == user
-    assert (secret.reveal() if isinstance(secret, PlainSecret) else secret) == password
-
-
-def outcome(read: Callable[[], object]) -> str:
-    try:
-        read()
-    except ConfigError as error:
-        return f"{error.code} {str(error).count(chr(10))}"
-    return "taken"
-
-
-@given(
-    st.dictionaries(st.sampled_from(sorted(JAVA_NAMES)), st.text(max_size=12), max_size=4),
-    st.text(alphabet="ab\"'\\=; /*.\n", max_size=40),
-)
-def test_any_value_is_translated_or_gets_one_line(settings: dict[str, str], login: str) -> None:
-    assert outcome(lambda: said({LOGIN: f"a.PlainLoginModule required {login};"})) in {"taken", "TL-C45 0"}
-    assert outcome(lambda: said(settings)) in {"taken", "TL-C43 0", "TL-C45 0"}
+def test_all_unknown_names_are_reported_together() -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        check_client({**SERVERS, "max.block.ms": "1", "ssl.truststore.type": "PEM", "acks": "7000"}, "here")
+    assert [error.problem for error in caught.value.errors] == [
+        'unknown option "kafka.max.block.ms"',
+        'unknown option "kafka.ssl.truststore.type"',
+    ]

@@ -74,6 +74,7 @@ def test_the_queue_holds_at_least_two_of_the_largest_records() -> None:
         ({"kafka.message.send.max.retries": "0"}, "TL-C41"),
         ({"kafka.max.in.flight.requests.per.connection": "6"}, "TL-C41"),
         ({"kafka.message.timeout.ms": "1000"}, "TL-C41"),
+        ({"kafka.delivery.timeout.ms": "1000"}, "TL-C41"),
         ({"kafka.transactional.id": "x"}, "TL-C41"),
         ({"kafka.transaction.timeout.ms": "5000"}, "TL-C41"),
         ({"guarantee": "at_most_once", "kafka.acks": "all"}, "TL-C41"),
