@@ -22,7 +22,6 @@ app.add_typer(marker_app, name="marker")
 Servers = Annotated[str, typer.Option("--kafka", help="HOST:PORT of Kafka, with commas between.")]
 Sink = Annotated[str, typer.Option("--sink", help="The sinkId; the query's id if the query names none.")]
 Prefix = Annotated[str, typer.Option(help="The sink's transactionalIdPrefix.")]
-Topic = Annotated[str | None, typer.Option(help="The sink's markerTopic.", show_default="PREFIX.SINK.markers")]
 Options = Annotated[
     list[str] | None, typer.Option("-X", help="librdkafka option NAME=VALUE; secrets as NAME.file=PATH.")
 ]
@@ -33,14 +32,13 @@ def show(
     servers: Servers,
     sink: Sink,
     prefix: Prefix = "towline",
-    marker_topic: Topic = None,
     options: Options = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the last batch each partition of a sink has in Kafka. Exit code 1 if there is no marker."""
     from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415 - loaded when it is called
 
-    store = MarkerStore(_settings(servers, prefix, marker_topic, options), sink)
+    store = MarkerStore(_settings(servers, prefix, options), sink)
     markers = {p: marker for p, marker in store.read_markers().items() if marker is not None}
     _print(store.topic, markers, as_json=as_json)
     if not markers:
@@ -59,7 +57,6 @@ def reset(
         int | None, typer.Option(help="Partitions of the sink from now on.", min=1, show_default="as they were")
     ] = None,
     prefix: Prefix = "towline",
-    marker_topic: Topic = None,
     options: Options = None,
     is_confirmed: Annotated[
         bool, typer.Option("--yes", help="Do it; without this only print what it would do.")
@@ -76,9 +73,9 @@ def reset(
     if (to_batch is None) == (not remove):
         raise ConfigError("TL-C23", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")
     if parallelism is None:  # as many partitions as the sink wrote last; a damaged marker is not read if it is given
-        markers = MarkerStore(_settings(servers, prefix, marker_topic, options), sink).read_markers().values()
+        markers = MarkerStore(_settings(servers, prefix, options), sink).read_markers().values()
         parallelism = max((m.parallelism for m in markers if m is not None), default=1)
-    settings = _settings(servers, prefix, marker_topic, options, parallelism)
+    settings = _settings(servers, prefix, options, parallelism)
     if not is_confirmed:
         sys.stdout.write(terminal_text(_reset_preview(sink, parallelism, to_batch)))
         raise typer.Exit(1)
@@ -86,16 +83,12 @@ def reset(
     _print(settings.marker_topic_of(sink), new_markers, as_json=as_json)
 
 
-def _settings(
-    servers: str, prefix: str, marker_topic: str | None, pairs: list[str] | None, parallelism: int = 1
-) -> SinkSettings:
+def _settings(servers: str, prefix: str, pairs: list[str] | None, parallelism: int = 1) -> SinkSettings:
     from towline.kafka.options import SinkSettings  # noqa: PLC0415 - loaded when it is called
 
     options = {f"kafka.{name}": value for name, _, value in (pair.partition("=") for pair in pairs or ())}
     options |= {"kafka.bootstrap.servers": servers, "transactionalIdPrefix": prefix, "deliveryTimeout": "15"}
     options["parallelism"] = str(parallelism)
-    if marker_topic is not None:
-        options["markerTopic"] = marker_topic
     return SinkSettings.parse(options)
 
 

@@ -107,7 +107,7 @@ def _line_topic_uses(bridge: Bridge, line: Uplink | Downlink, topic_names: list[
         yield replace(template, name=name, role=TopicRole.DEAD_LETTERS)
     if (sink := _sink_settings(bridge, line)) is not None:
         name = sink.marker_topic_of(str(sink.sink_id))
-        yield TopicUse(name, TopicRole.MARKERS, line.name, line.parallelism, auto_created=sink.create_marker_topic)
+        yield TopicUse(name, TopicRole.MARKERS, line.name, line.parallelism, auto_created=True)
 
 
 def _uplink_topics(line: Uplink, template: TopicUse, topic_names: list[str]) -> Iterator[TopicUse]:

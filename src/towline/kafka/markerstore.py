@@ -63,13 +63,8 @@ class MarkerStore:
     @property
     def command_options(self) -> str:
         """Options of ``towline kafka marker`` for this sink."""
-        settings = self._settings
-        options = f"--kafka {settings.servers} --sink {self.sink_id}"
-        if self.topic != f"towline.{self.sink_id}.markers":
-            options += f" --marker-topic {self.topic}"
-        if settings.prefix != "towline":
-            options += f" --prefix {settings.prefix}"
-        return options
+        options, prefix = f"--kafka {self._settings.servers} --sink {self.sink_id}", self._settings.prefix
+        return options if prefix == "towline" else f"{options} --prefix {prefix}"
 
     def mismatch_error(self, verdict: MarkerVerdict, marker: Marker | None, task: Task) -> KafkaError:
         """Return the error of a marker that forbids to write: TL-K10 to TL-K18."""
@@ -95,13 +90,13 @@ class MarkerStore:
         return f"sink {self.sink_id} on {self._settings.servers}"
 
     def ensure_topic(self) -> None:
-        """Check that the marker topic exists and is compacted; create it if the settings allow that.
+        """Check that the marker topic exists and is compacted; create it if it is missing.
 
         Raises:
             KafkaError: TL-K22 missing, not compacted or too few partitions; TL-K09 it can't be created; TL-K01.
         """
         limits, partitions = self._topic_limits(), self._settings.parallelism
-        if limits is None and self._settings.create_marker_topic:
+        if limits is None:
             self.admin.create({self.topic: partitions}, config=_TOPIC_CONFIG)
             # In a cluster the next broker may not know the topic yet.
             limits = wait_until(self._topic_limits, self._settings.timeout_s, pause_s=0.1)

@@ -13,7 +13,7 @@ from annotated_types import Ge, Le
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee, policy
 from towline.kafka.clientconfig import check_client
-from towline.kafka.deadletters import reserved_topics_pattern
+from towline.kafka.deadletters import MARKER_TOPIC_SUFFIX, reserved_topics_pattern
 from towline.options import (
     SPARK_OPTIONS,
     FormatOptions,
@@ -95,10 +95,8 @@ class SinkSettings:
             (docs/exactly-once.md#one-partition-or-n).
         gather: Whether the driver writes the rows of all tasks in one transaction: exactly once, and no `parallelism`
             was given.
-        prefix: Prefix of transactional ids and of the marker topic: the prefix for ACLs.
-        marker_topic: The topic of the markers, compacted, a partition for each of ``parallelism``, one a sink; default
-            ``<prefix>.<sink id>.markers``.
-        create_marker_topic: Whether it is created when it is missing.
+        prefix: Prefix of transactional ids and of the marker topic, ``<prefix>.<sink id>.markers``: the prefix for
+            ACLs.
         verify: Whether count and checksum of a skipped batch are compared with its marker; where it is off no checksum
             is computed. Default where ``parallelism`` is over 1, with ``batchId``, and where the checkpoint is not on a
             local disk.
@@ -121,8 +119,6 @@ class SinkSettings:
     parallelism: Annotated[int, Ge(1), Le(MAX_PARALLELISM)] = 1
     gather: bool = False
     prefix: Annotated[str, OptionSpelling("transactionalIdPrefix", _checked_name)] = "towline"
-    marker_topic: _KafkaName | None = None
-    create_marker_topic: bool = True
     verify: Annotated[bool, OptionSpelling("verifyOnSkip")] | None = None
     source_topics: Annotated[bool, OptionSpelling("verifySourceTopics")] = False
     spool_memory: Annotated[int, Ge(0), OptionSpelling("spoolMemoryBytes", parse_size)] = 64 << 20
@@ -144,7 +140,7 @@ class SinkSettings:
 
     def marker_topic_of(self, sink_id: str) -> str:
         """Return the topic of a sink's markers."""
-        return self.marker_topic or f"{self.prefix}.{sink_id}.markers"
+        return f"{self.prefix}.{sink_id}{MARKER_TOPIC_SUFFIX}"
 
     def transactional_id(self, sink_id: str, partition: int) -> str:
         """Return the transactional id of a partition, which fences its older writers."""
@@ -156,7 +152,7 @@ class SinkSettings:
 
     @functools.cached_property
     def _reserved_pattern(self) -> re.Pattern[str]:
-        return re.compile(reserved_topics_pattern(filter(None, [self.marker_topic]), self.prefix))
+        return re.compile(reserved_topics_pattern(prefix=self.prefix))
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkSettings:
@@ -236,12 +232,7 @@ def _sink_id(parsed_options: OptionValues) -> str | None:
 
 
 #: Options without effect without transactions, and options without effect where records are dropped.
-_EXACTLY_ONCE_FIELDS: Final = frozenset(
-    {
-        "batch", "parallelism", "prefix", "marker_topic", "create_marker_topic", "verify",
-        "spool_memory",
-    }
-)  # fmt: skip
+_EXACTLY_ONCE_FIELDS: Final = frozenset({"batch", "parallelism", "prefix", "verify", "spool_memory"})
 _NO_DROP_FIELDS: Final = frozenset({"dead_letter_topic"})
 #: The options of the sink, beside those of Spark's Kafka sink.
 _OPTIONS: Final = tuple(options_of(SinkSettings, exclude={"servers", "client", "gather"}))

@@ -98,15 +98,14 @@ def test_a_topic_for_markers_is_made_compacted_with_a_partition_for_each_of_the_
     store(parallelism="3").ensure_topic()
     assert len(memory.calls) == before, "once in a process is enough"
     memory.seen = repeat(False)
-    with pytest.raises(KafkaError, match=r"does not exist.*TL-K22"):
-        store(markerTopic="other").ensure_topic()
+    with pytest.raises(KafkaError, match=r"does not exist.*--create --topic other.s.markers --partitions 1.*TL-K22"):
+        store(transactionalIdPrefix="other").ensure_topic()
     assert memory.now - 1000 < 124, "not for ever"
 
 
 @pytest.mark.parametrize(
     ("partitions", "policy", "options", "told"),
     [
-        (0, "", {"createMarkerTopic": "false"}, "does not exist.*--create --topic towline.s.markers --partitions 1"),
         (1, "delete", {}, "cleanup.policy=delete: it deletes markers"),
         (1, "compact,delete", {}, "cleanup.policy=compact,delete: it deletes markers"),
         (1, "compact", {"parallelism": "2"}, "has 1 partitions, parallelism 2 needs as many.*--partitions 2"),
@@ -117,8 +116,7 @@ def test_a_topic_for_markers_is_made_compacted_with_a_partition_for_each_of_the_
 def test_a_topic_that_would_lose_markers_is_refused(
     memory: MemoryKafka, partitions: int, policy: str, options: dict[str, str], told: str | None
 ) -> None:
-    if partitions:
-        memory.topics[TOPIC], memory.configs[TOPIC] = partitions, {"cleanup.policy": policy}
+    memory.topics[TOPIC], memory.configs[TOPIC] = partitions, {"cleanup.policy": policy}
     if told is None:
         store(**options).ensure_topic()
         return
@@ -160,5 +158,4 @@ def test_a_marker_that_could_not_be_set_is_an_error(memory: MemoryKafka) -> None
 
 def test_the_markers_are_named_as_the_command_line_takes_them() -> None:
     assert store().command_options == "--kafka k:9092 --sink s"
-    other = store(transactionalIdPrefix="mine", markerTopic="marks")
-    assert other.command_options == "--kafka k:9092 --sink s --marker-topic marks --prefix mine"
+    assert store(transactionalIdPrefix="mine").command_options == "--kafka k:9092 --sink s --prefix mine"

@@ -209,18 +209,18 @@ def test_without_a_dead_letter_topic_nothing_is_sent() -> None:
         screen(dlq=None).check_batches([everything(value=[b"1", b"x" * 10_000], topic=["t", "t"])])
 
 
-@pytest.mark.parametrize("name", ["__consumer_offsets", "towline.s.markers", "mine"])
+@pytest.mark.parametrize("name", ["__consumer_offsets", "mine.s.markers"])
 def test_no_row_names_a_reserved_topic(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there, and Kafka would take the record."""
     monkeypatch.setitem(TOPICS, name, TOPICS["t"])
     batch = everything(value=[b"1", b"2"], topic=["t", name])
-    looked = screen(markerTopic="mine")
+    looked = screen(transactionalIdPrefix="mine")
     looked.check_batches([batch])
     rows = looked.checked_rows(batch)
     assert [r[0] for r in rows.records] == ["t", "dlq"]
     assert rows.topics == {"t", "dlq"}
     with pytest.raises(KafkaError, match=r"the topic is reserved.*TL-K06"):
-        screen(dlq=None, markerTopic="mine").check_batches([batch])
+        screen(dlq=None, transactionalIdPrefix="mine").check_batches([batch])
 
 
 moments = st.one_of(
