@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
@@ -33,7 +33,7 @@ from towline.kafka.markers import ANY_QUERY, NO_BATCH, Marker, MarkerVerdict, Ta
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import FORMAT
 from towline.kafka.producers import AttemptError, KafkaProducer, TransactionalProducer
-from towline.kafka.recordcheck import RecordCheck, RefusalLearner, has_learned_limits, require_topics
+from towline.kafka.recordcheck import RecordCheck, RefusalLearner, require_topics
 from towline.sinks import Task
 
 if TYPE_CHECKING:
@@ -120,25 +120,25 @@ class AtLeastOnce(Delivery):
         """Write and wait; a record without acknowledgement fails the task (TL-K02, TL-K03, TL-K29).
 
         No record has a time limit of its own: the task waits as long as Kafka accepts anything. After a refused record
-        the rows are written again with the limits learned from it, if they are still buffered.
+        the rows are written again with the limits learned from it, if all of them fit into `spool_memory`.
         """
-        buffer = _RowBuffer(batches, self.settings.spool_memory)
+        remaining, first_batches, free_bytes = iter(batches), list[Any](), self.settings.spool_memory
+        for batch in remaining:
+            first_batches.append(batch)
+            if (free_bytes := free_bytes - batch.nbytes) < 0:
+                break
         learner = RefusalLearner(self.settings)
-        if self.settings.dead_letter_topic is None and has_learned_limits(self.settings):
-            buffer.read_all()
         while True:
-            check = RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
-            rows = iter(buffer)
-            first_batches = [*islice(rows, 1)]
-            check.check_batches(buffer.batches or first_batches)  # all buffered ones, before any is written
+            check = RecordCheck(self.settings, self.columns, self.settings.sink_id or "").check_batches(first_batches)
             sizing = {"batch.num.messages": "1"} if learner.refusal else check.batch_settings(self.origin.rate)
             settings = replace(self.settings, client={**self.settings.client, "message.timeout.ms": "0", **sizing})
             try:
                 with producers.pooled_producer(settings) as client:
-                    return self._write(client, check, chain(first_batches, rows), learner)
+                    checked_batches = chain(first_batches, map(check.check_batch, remaining))
+                    return self._write(client, check, checked_batches, learner)
             except AttemptError as error:
                 learner.learn(error)
-                if not buffer.read_all():
+                if free_bytes < 0:  # further rows were read meanwhile
                     raise error.final_error from None
 
     def _write(
@@ -148,7 +148,6 @@ class AtLeastOnce(Delivery):
         started_at = time.perf_counter()
         try:
             for batch in batches:
-                check.check_batches([batch])
                 batch_rows = check.checked_rows(batch)
                 rows += batch_rows.size
                 size += batch_rows.bytes
@@ -181,36 +180,6 @@ class AtLeastOnce(Delivery):
         reason = f'the first for topic "{failure.topic}": {faults.error_text(failure.error)}'
         problem = f"Kafka refused {failed_count:,} of {rows:,} records, {reason}"
         return KafkaError("TL-K03", self.settings.servers, problem, faults.remedy_for(faults.error_name(failure.error)))
-
-
-class _RowBuffer:
-    """Buffer of a task's batches, which can be read again while all of them fit."""
-
-    def __init__(self, batches: Iterable[Any], max_bytes: int) -> None:
-        self._unread = iter(batches)
-        #: Bytes left for more rows; below 0 the rows are not buffered any more.
-        self._free_bytes = max_bytes
-        self.batches: list[Any] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from [*self.batches]
-        for batch in self._unread:
-            self._store(batch)
-            if self._free_bytes < 0:
-                self.batches.clear()
-            yield batch
-
-    def _store(self, batch: Any) -> None:
-        self._free_bytes -= batch.nbytes
-        self.batches.append(batch)
-
-    def read_all(self) -> bool:
-        """Read the remaining batches while they fit; return True if all rows are buffered."""
-        while self._free_bytes >= 0:
-            if (batch := next(self._unread, None)) is None:
-                return True
-            self._store(batch)
-        return False
 
 
 class AtMostOnce(Delivery):

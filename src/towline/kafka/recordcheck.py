@@ -173,6 +173,11 @@ class RecordCheck:
                         raise faults.bad_record_error(self._settings.servers, record[0], fault.reason, fault.detail)
         return self
 
+    def check_batch(self, batch: Any) -> Any:
+        """Check one batch as `check_batches`, and return it."""
+        self.check_batches([batch])
+        return batch
+
     def checked_rows(self, batch: Any) -> Rows:
         """Return the rows of a batch to send, bad records replaced by dead letters."""
         dlq = self._settings.dead_letter_topic
@@ -305,11 +310,6 @@ _MAX_KINDS: Final = 16  #: Refusals that one task learns from at most; more have
 _LEARNED_CACHE_S: Final = 3600.0  #: Seconds for which learned limits are cached: the topic may have been changed since.
 #: Batch size in bytes that nearly every topic takes, after it refused a larger batch within its limit.
 _SMALL_BATCH_BYTES: Final = 16 << 10
-
-
-def has_learned_limits(settings: SinkSettings) -> bool:
-    """Return whether this process has learned limits from refused records of this Kafka."""
-    return any(servers == settings.servers for servers, _ in _learned_limits)
 
 
 class FailedRecord(NamedTuple):

@@ -86,8 +86,9 @@ def test_a_failed_record_fails_the_task_and_ends_it_early(
     memory: MemoryKafka, error: ClientError, code: str, told: str
 ) -> None:
     rest = refusing(memory, error)
+    of = replace(kafka.settings(guarantee="at_least_once"), spool_memory=0)  # it is read while it is sent
     with pytest.raises(KafkaError, match=told) as caught:
-        sink("at_least_once").deliver(Task(0), rest)
+        delivery_for(of, kafka.columns(of)).deliver(Task(0), rest)
     assert (type(caught.value), caught.value.code) == (KafkaError, code), "Spark's text names the class"
     assert next(rest).num_rows == 1, "what comes after is not even read"
     sink("at_least_once").deliver(Task(0), numbers(9))
