@@ -219,7 +219,7 @@ class Checkpoint:
                 _rewrite(path / _METADATA)
                 for directory in (path, *path.parents):  # Spark may have made any of them just now
                     with contextlib.suppress(PermissionError):  # one that we can't even list is none that we made
-                        files.sync_directory(directory)
+                        files.sync_path(directory)
                 synced_files = {_METADATA: metadata}
             self._sync_log(_OFFSETS, synced_files)
             if self.last_committed_batch() != synced_files.get(_COMMITS):
@@ -227,7 +227,7 @@ class Checkpoint:
             self._sync_log(_COMMITS, synced_files)
             if (totals_version := files.file_version(path / SINK_TOTALS)) != synced_files.get(SINK_TOTALS, ()):
                 _sync_file(path / SINK_TOTALS)
-                files.sync_directory(path)
+                files.sync_path(path)
                 synced_files[SINK_TOTALS] = totals_version
             _SYNCED_FILES[path] = synced_files
 
@@ -276,7 +276,7 @@ class Checkpoint:
                 with contextlib.suppress(FileNotFoundError):
                     file.unlink()
         for directory in {path.parent for path in torn_entries}:
-            files.sync_directory(directory)
+            files.sync_path(directory)
         return [f"{path}: removed, a power failure had torn it" for path in torn_entries]
 
     # -- helpers ---------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class Checkpoint:
             for batch in [batch for batch in batches if batch > synced_batch]:
                 _sync_file(directory / str(batch))
                 _sync_file(_checksum_file(directory / str(batch)))
-        files.sync_directory(directory)
+        files.sync_path(directory)
         synced_files[log] = batches[-1]
 
     def _torn_entries(self) -> list[Path]:
@@ -407,7 +407,7 @@ def _rewrite(path: Path) -> None:
 def _sync_file(path: Path) -> None:
     """Make a file's content durable; does nothing if Spark has removed the file."""
     with contextlib.suppress(FileNotFoundError):
-        files.sync_file(path)
+        files.sync_path(path)
 
 
 def _sync_file_system(path: Path) -> None:

@@ -35,8 +35,8 @@ def replace(
         path: File to replace; its directory exists.
         content: New content; text is written as UTF-8.
         mode: File mode; no moment has wider rights than the owner's.
-        sync: Make the content durable before the rename; the name is durable after `sync_directory`. Without it a power
-            failure may leave an empty file.
+        sync: Make the content durable before the rename, and by `sync_path` of its directory the name; without it a
+            power failure may leave an empty file.
         exclusive: Fail if the file exists.
 
     Raises:
@@ -70,11 +70,11 @@ def replace_durably(path: Path, content: bytes | str, *, exclusive: bool = False
         OSError: As `replace`, or the directory could not be synced: then either content may be there.
     """
     replace(path, content, exclusive=exclusive)
-    sync_directory(path.parent)
+    sync_path(path.parent)
 
 
-def sync_file(path: Path) -> None:
-    """Make a file's content durable with fsync.
+def sync_path(path: Path) -> None:
+    """Make a file's content, or a directory's entries, durable with fsync.
 
     Raises:
         OSError: With the file's name. It must not be synced again: the kernel has forgotten the failure [I6].
@@ -87,11 +87,6 @@ def sync_file(path: Path) -> None:
         raise
     finally:
         os.close(descriptor)
-
-
-def sync_directory(path: Path) -> None:
-    """Make a directory's entries durable with fsync; raises OSError as `sync_file`."""
-    sync_file(path)
 
 
 def open_lock(path: Path) -> int:

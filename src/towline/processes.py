@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Self
 
 #: Places in `fields` of proc(5) ``stat``, whose third field is the first here.
-_STATE_FIELD, _PARENT_FIELD, _THREADS_FIELD, _START_TIME_FIELD = 0, 1, 17, 19
+_STATE_FIELD, _THREADS_FIELD, _START_TIME_FIELD = 0, 17, 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +67,21 @@ def notify(**variables: str) -> None:
         variables: Variables of sd_notify(3): ``READY="1"``, ``STATUS="..."``, ``STOPPING="1"``; values are one line
             each.
     """
-    socket_name = os.environ.get("NOTIFY_SOCKET", "")
-    socket_address = (
-        f"\0{socket_name[1:]}" if socket_name.startswith("@") else socket_name
-    )  # of Linux's abstract names (unix(7))
+    name = os.environ.get("NOTIFY_SOCKET", "")
+    address = f"\0{name[1:]}" if name.startswith("@") else name  # of Linux's abstract names (unix(7))
     text = "\n".join(f"{name}={value}" for name, value in variables.items())
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        if socket_address:
-            sender.sendto(
-                text.encode(), socket.MSG_DONTWAIT, socket_address
-            )  # a manager that does not listen holds up nobody
+        if address:
+            sender.sendto(text.encode(), socket.MSG_DONTWAIT, address)  # a manager that hangs holds up nobody
 
 
 def stat_fields(pid: int) -> list[str] | None:
     """Return the fields of ``/proc/<pid>/stat`` from the third (state) on; None if the process has ended."""
-    stat = _stat(pid)
-    return None if stat is None else stat.rpartition(")")[2].split()  # the second, the name, may hold brackets
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return stat.rpartition(")")[2].split()  # the second, the name, may hold brackets
 
 
 def start_time(pid: int) -> int | None:
@@ -94,22 +93,3 @@ def start_time(pid: int) -> int | None:
     if stat is None or (stat[_STATE_FIELD] in {"Z", "X"} and int(stat[_THREADS_FIELD]) <= 1):
         return None
     return int(stat[_START_TIME_FIELD])
-
-
-def program_name(pid: int) -> str:
-    """Return the program name of a process; "" if it has ended."""
-    stat = _stat(pid)
-    return "" if stat is None else stat.rpartition(")")[0].partition("(")[2]
-
-
-def parent_pid(pid: int) -> int:
-    """Return the pid of a process's parent; 0 if the process has ended."""
-    stat = stat_fields(pid)
-    return 0 if stat is None else int(stat[_PARENT_FIELD])
-
-
-def _stat(pid: int) -> str | None:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None

@@ -53,7 +53,7 @@ class Disk:
 
     def sync_directory(self, directory: Path) -> None:
         """Sync a directory, so that the names in it are durable."""
-        files.sync_directory(directory)
+        files.sync_path(directory)
 
     def truncate(self, descriptor: int, size: int) -> None:
         """Truncate a file to `size` bytes and continue writing from there."""

@@ -287,10 +287,7 @@ class ExactlyOnce(Delivery):
 
 @dataclass
 class _BatchWriter:
-    """Writer of one task's rows: attempt after attempt, each with a new producer.
-
-    `rate` is Kafka's throughput in bytes/s; None where unknown.
-    """
+    """Writer of one task's rows: attempt after attempt, each with a new producer."""
 
     sink: ExactlyOnce
     task: Task
@@ -298,7 +295,7 @@ class _BatchWriter:
     spool: Spool
     starting: producers.StartingProducer
     learner: RefusalLearner
-    rate: float | None
+    rate: float | None  #: Kafka's throughput in bytes/s; None where unknown.
 
     def persist(self) -> DeliveryResult:
         """Write the rows, and retry on errors that a new producer may avoid."""
@@ -360,10 +357,8 @@ class _BatchWriter:
                 max_ms = int(timeouts[producers.MESSAGE_TIMEOUT]) // 2  # the cluster does not allow it
 
     def _probe_refusal(self, check: RecordCheck) -> None:
-        """Send the topic with the unclear refusal one record per request, up to the first refusal; commits nothing.
-
-        All go to one partition, to keep their order: too large records smallest first, else those without key first.
-        """
+        """Send the topic with the unclear refusal one record per request, up to the first refusal; commits nothing."""
+        # All go to one partition, to keep their order: too large records smallest first, else those without key first.
         assert self.learner.refusal is not None, "there was a refusal"
         topic = self.learner.refusal.topic
 
@@ -476,10 +471,8 @@ def batch_origin(settings: SinkSettings, checkpoint_path: str) -> BatchOrigin:
 
 
 def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: Checkpoint) -> None:
-    """Check all markers before any task of batch 0: none is another query's, their topic was not recreated [I17].
-
-    Each task reads only the marker of its own partition, and would write before another one finds a mismatch.
-    """
+    """Check all markers before any task of batch 0: none is another query's, their topic was not recreated [I17]."""
+    # Each task reads only the marker of its own partition, and would write before another one finds a mismatch.
     try:
         store.ensure_topic()
         current_ids, markers = KafkaAdmin(settings.client).topic_ids([store.topic]), store.read_markers()

@@ -5,6 +5,7 @@ Secrets are refused: options appear in Spark's plans, UI and logs [I12].
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,6 @@ from typing import Annotated, Any, Final
 from annotated_types import Ge, Le
 from pydantic import ValidationError
 
-from towline import processes
 from towline.errors import ConfigError, ConfigErrors
 from towline.gateway.access import MAX_TICKET_S, REMOTE_SCHEME, ClientAccess, is_remote, parse_gateway
 from towline.gateway.settings import GatewaySettings
@@ -30,7 +30,7 @@ from towline.options import (
     parse_directory,
     parse_path,
 )
-from towline.processes import ProcessIdentity
+from towline.processes import ProcessIdentity, stat_fields
 from towline.spark.link import GatewayAddress, ReadPlan
 from towline.validation import requirement
 
@@ -99,10 +99,11 @@ def driver_pid() -> int:
     Spark starts a streaming source's process as a child of the JVM, others as children of a daemon.
     """
     pid = os.getppid()
-    while pid > 1:
-        if processes.program_name(pid) == "java":
-            return pid
-        pid = processes.parent_pid(pid)
+    while pid > 1 and (fields := stat_fields(pid)):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace") == "java\n":
+                return pid
+        pid = int(fields[1])  # its parent (proc(5))
     return os.getppid()
 
 

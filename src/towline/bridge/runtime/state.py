@@ -373,7 +373,7 @@ def _write_request(file: Path, text: str | None) -> None:
             files.replace_durably(file, text)
         else:
             file.unlink(missing_ok=True)
-            files.sync_directory(file.parent)
+            files.sync_path(file.parent)
     except OSError as error:
         remedy = "Free disk space there, and repeat the command."
         problem = f"the request can't be written ({files.os_error_text(error)})"
