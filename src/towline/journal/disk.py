@@ -19,6 +19,7 @@ from annotated_types import Ge
 from towline import files
 from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
 from towline.files import check_owner
+from towline.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -337,7 +338,7 @@ class Lock:
         if not files.try_lock(self._descriptor):
             raise self._locked_error(directory)
         os.fchmod(self._descriptor, 0o600)
-        text = f"{os.getpid()} {datetime.now().astimezone().isoformat()}"
+        text = f"pid {os.getpid()} since {datetime.now().astimezone().isoformat(' ', 'seconds')}"
         os.pwrite(
             self._descriptor, text.ljust(_LOCK_BYTES).encode() + b"\n", 0
         )  # overwrites the previous holder's text
@@ -348,7 +349,8 @@ class Lock:
             problem = "this process has it open already, in another Publisher or gateway"
             remedy = "Close that one first, or give each a directory of its own."
             return JournalLocked("TL-J03", str(directory), problem, remedy)
-        holder = _describe_holder(os.pread(self._descriptor, 100, 0).decode("ascii", "replace"))
+        text = os.pread(self._descriptor, _LOCK_BYTES, 0).decode("ascii", "replace").strip()
+        holder = printable(text) or "another process"
         remedy = "One gateway or Publisher per directory: stop that one, or give this one another directory."
         return JournalLocked("TL-J03", str(directory), f"locked by {holder}", remedy)
 
@@ -391,14 +393,3 @@ def _file_id(stat: os.stat_result) -> tuple[int, int]:
 def _unusable_directory(directory: Path, problem: str, error: OSError) -> JournalError:
     remedy = "Give a directory on a local disk that this user may write to."
     return JournalError("TL-J01", str(directory), f"{problem} ({error.strerror})", remedy)
-
-
-def _describe_holder(lock_text: str) -> str:
-    """Return pid and time of the lock's holder as text; the lock file may be half written."""
-    try:
-        pid, timestamp = lock_text.split()
-        locked_at = datetime.fromisoformat(timestamp).astimezone()
-    except ValueError:
-        return "another process"
-    today = locked_at.date() == datetime.now().astimezone().date()
-    return f"the process with pid {int(pid)} (since {locked_at:{'%H:%M' if today else '%Y-%m-%d %H:%M'}})"
