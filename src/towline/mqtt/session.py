@@ -53,8 +53,6 @@ _MAX_SERVERS: Final = 100
 _PINGREQ: Final = mqtt5.PingReqPacket().write()
 #: Messages in flight towards a 3.x broker, which announces no Receive Maximum: Mosquitto drops those beyond its 20.
 _WINDOW_3: Final = 20
-#: Packet ids tried for a SUBSCRIBE: a broker that refuses more as in use refuses any.
-_MAX_ID_RETRIES: Final = 16
 #: Share of the keep alive after which PINGREQ is sent if nothing else was: early enough for a slow link.
 _PING_AFTER_SHARE: Final = 0.75
 #: Share of the keep alive for PINGRESP: a silent peer is detected within 1.5 × keep alive, 0.75 before PINGREQ.
@@ -239,8 +237,6 @@ class Session:
         #: Id of the `Deliver` that frees the packet ids of a lost session; None when that is durable.
         self._freeing_delivery_id: int | None = None
         self._discarding_session = False
-        #: Times the broker refused the packet id of a SUBSCRIBE as in use, on this connection.
-        self._id_retries = 0
         self._liveness = Liveness(config.connect_timeout_s)
         #: Time of the current event.
         self._event_time = 0.0
@@ -316,7 +312,6 @@ class Session:
         # The only server may have got another name: then its packet ids are still valid.
         self._on_other_server = self._maybe_on_other_server and bool(last_server) and not event.is_only_server
         self._liveness = Liveness(self.config.connect_timeout_s, last_answer_at=now)
-        self._id_retries = 0
         if event.config is not None:
             self.config = event.config
         if self.record is None:
@@ -551,21 +546,12 @@ class Session:
         request = self._pop_request(packet.packet_id)
         if not isinstance(request, mqtt5.SubscribePacket) or len(request.topic_filters) != len(packet.reason_codes):
             raise BrokerProtocolError("sent a SUBACK that answers no SUBSCRIBE of ours [MQTT-3.9.3-1]")
-        retry_filters: list[mqtt5.TopicFilter] = []
-        granted_patterns: list[str] = []
         for topic_filter, code in zip(request.topic_filters, map(int, packet.reason_codes), strict=True):
-            if code == PACKET_ID_IN_USE and self._id_retries < _MAX_ID_RETRIES:
-                retry_filters.append(topic_filter)
-            elif (error := subscription_refused(topic_filter, code, self.config.location)) is None:
-                granted_patterns.append(topic_filter.pattern)
-            else:
+            if error := subscription_refused(topic_filter, code, self.config.location):
                 self._close(Close(error, fatal=code != PACKET_ID_IN_USE), actions, disconnect=True)
                 return
-        self.subscriptions.confirm_granted(granted_patterns)
+        self.subscriptions.confirm_granted(topic_filter.pattern for topic_filter in request.topic_filters)
         self._save_subscriptions(actions)
-        if retry_filters:
-            self._id_retries += 1
-            self._subscribe(retry_filters, request.subscription_id, actions)
         self._come_online(actions)
 
     def _on_unsuback(self, packet: mqtt5.UnsubAckPacket, _now: float, actions: list[Action]) -> None:
