@@ -39,10 +39,6 @@ from towline.schema import NO_ROWS, OPTIONAL_COLUMNS, ROW_SCHEMA
 
 #: Seconds between two tries to write to a full journal.
 _FULL_RETRY_S: Final = 0.5
-#: Truncated messages are logged once in this many seconds: a device may send ten thousand of them.
-_REPORT_INTERVAL_S: Final = 60.0
-#: Characters of a topic in the log; a device chose them, so they are escaped there [I13].
-_MAX_TOPIC_CHARACTERS: Final = 200
 #: Reason of a truncation → counter of the ledger.
 TRUNCATION_COUNTERS: Final = {PACKET_TOO_LARGE: "packets_too_large", TOO_MANY_PROPERTIES: "too_many_properties"}
 
@@ -65,7 +61,6 @@ class InboxWriter:
     Args:
         name: Name of the gateway, for rows and logs.
         acks: Step after which messages are acknowledged.
-        max_packet_bytes: Largest packet that is stored whole, for the log.
         least_qos: Messages with a lower QoS are counted: a publisher's QoS may be lower than the subscription's.
         handle_event: Passes an event to the session.
         on_rows: Called after rows were stored.
@@ -85,14 +80,13 @@ class InboxWriter:
         *,
         name: str,
         acks: AckAfter,
-        max_packet_bytes: int,
         least_qos: int = 0,
         handle_event: Callable[[Event], None],
         on_rows: Callable[[], None],
         on_full: Callable[[JournalFull], None],
         receipt_ledger: ReceiptLedger | None = None,
     ) -> None:
-        self._name, self._acks, self._max_packet_bytes, self._least_qos = name, acks, max_packet_bytes, least_qos
+        self._name, self._acks, self._least_qos = name, acks, least_qos
         self._inbox = inbox
         self._handle_event = handle_event
         self._on_rows = on_rows
@@ -104,9 +98,6 @@ class InboxWriter:
         #: A larger chunk is stored in several frames; one packet is never split.
         self._max_frame_bytes = max_frame_bytes(inbox.limits.max_bytes)
         self.retry_at = 0.0
-        #: Truncated messages not logged yet, by their counter, and the time of the next log line.
-        self._unreported_truncations: Counter[str] = Counter()
-        self._next_report_at = 0.0
         self.acknowledged_count = self.redelivered_count = 0
         self.received_count = inbox.end + inbox.ledger.get("deduplicated", 0)
 
@@ -126,25 +117,10 @@ class InboxWriter:
         if lower_qos_count := count_lower_qos(action.messages, self._least_qos):
             self._inbox.count(lower_qos=lower_qos_count)
         if batch.column("payload").null_count:
-            self._count_truncated(action.messages)
+            truncated = (packet for packet in action.messages.packets if isinstance(packet, TruncatedMessage))
+            self._inbox.count(**Counter(TRUNCATION_COUNTERS[packet.reason] for packet in truncated))
         self._pending_frames += _split_delivery(batch, action, self._max_frame_bytes)
         self.store_pending()
-
-    def _count_truncated(self, messages: Messages) -> None:
-        """Count truncated messages, and log them once in `_REPORT_INTERVAL_S`."""
-        messages_by_topic = zip(messages.packets, messages.topics, strict=True)
-        truncated = [(packet, topic) for packet, topic in messages_by_topic if isinstance(packet, TruncatedMessage)]
-        truncations = Counter(TRUNCATION_COUNTERS[packet.reason] for packet, _ in truncated)
-        self._inbox.count(**truncations)
-        self._unreported_truncations += truncations
-        now = time.monotonic()
-        if now < self._next_report_at:
-            return
-        self._next_report_at = now + _REPORT_INTERVAL_S
-        topic, limit = repr(truncated[0][1][:_MAX_TOPIC_CHARACTERS]), self._max_packet_bytes
-        event = "truncated messages; each is stored as a row without payload"
-        self._log.warning(event, code="TL-M42", topic=topic, limit=limit, **self._unreported_truncations)
-        self._unreported_truncations.clear()
 
     def retry_when_due(self, now: float) -> None:
         """Store the pending frames, if it is time to try again."""

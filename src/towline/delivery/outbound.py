@@ -35,7 +35,7 @@ from towline.journal.ranges import Ranges
 from towline.mqtt import events
 from towline.mqtt.events import Publish
 from towline.mqtt.message import OutboundMessage
-from towline.mqtt.outbound import CULPRIT_STRIKES, Outbound, Phase
+from towline.mqtt.outbound import CULPRIT_STRIKES, Phase
 from towline.mqtt.reasons import NO_SUBSCRIBERS, QOS_NOT_SUPPORTED, QUOTA_EXCEEDED, reason_name
 from towline.mqtt.session import Session, SessionState
 from towline.timing import Timestamp
@@ -117,10 +117,6 @@ class OutboxSender:
         self.blocked_reason: str | None = None
         #: The broker handles QoS 2 as QoS 1, under exactly once.
         self.guarantee_error: BrokerRefused | None = None
-        #: Messages are sent one at a time, to find the one at which the broker disconnects.
-        self._sends_singly = False
-        #: Bytes of the largest acknowledged message.
-        self._largest_delivered = 0
         #: Numbers that an earlier process stored as refused; the outbox learns of them at the start.
         self._recovered_refusals: set[int] = set()
         #: A flush at the start, for rows that a crash left done: nothing else may ever free their space.
@@ -172,22 +168,12 @@ class OutboxSender:
     def connection_lost(self, unsent_tokens: Iterable[events.MessageToken]) -> None:
         """Handle the end of the connection; the messages with these tokens were not sent."""
         if self._session is not None:
-            self._log_culprit(self._session.outbound)
+            culprit = self._session.outbound.culprit_token
+            if isinstance(culprit, int):
+                facts = {"number": culprit, "times": CULPRIT_STRIKES, "bytes": self._dispatcher.in_flight[culprit][1]}
+                self._log.warning("the broker ends the connection at this message", **facts, code="TL-M47")
         self._dispatcher.reset(token for token in unsent_tokens if isinstance(token, int))
         self._message_queue.rewind()
-
-    def _log_culprit(self, outbound: Outbound) -> None:
-        """Log which message makes the broker end the connection, or that the search for it starts."""
-        culprit, sent_singly = outbound.culprit_token, self._sends_singly
-        self._sends_singly = outbound.culprit_finder.one_at_a_time
-        if isinstance(culprit, int):
-            size = self._dispatcher.in_flight[culprit][1]
-            facts: dict[str, object] = {"number": culprit, "times": CULPRIT_STRIKES, "bytes": size}
-            if size > self._largest_delivered:
-                facts["larger_than_any_taken"] = self._largest_delivered
-            self._log.warning("the broker ends the connection at this message", **facts, code="TL-M47")
-        elif self._sends_singly and not sent_singly:
-            self._log.warning("sending messages singly: the broker ends the connection at one of them", code="TL-M48")
 
     def perform(self, action: events.Action) -> None:
         """Perform an action of the session.
@@ -334,7 +320,6 @@ class OutboxSender:
             if action.reason == QOS_NOT_SUPPORTED:  # it was not sent
                 self._dispatcher.reset((number,))
                 return
-        size = self._dispatcher.in_flight[number][1]
         outcome = self._dispatcher.handle_answer(number, action.reason, time.monotonic() if action.reason else 0.0)
         was_qos0 = not action.packet_id and number in self._outbox.done_rows
         if outcome is Outcome.POSTPONED:
@@ -346,7 +331,6 @@ class OutboxSender:
             degradations = ["unsure_after_lost_session"] if action.delivery_unknown else []
             degradations += ["degraded"] if action.qos_degraded and not action.delivery_unknown else []
             degradations += [UNMATCHED_COUNTER] if action.reason == NO_SUBSCRIBERS else []
-            self._largest_delivered = max(self._largest_delivered, size)
             self._finish_message(number, Outcome.DELIVERED, freed_ids, degradations)
 
     def _stop_sending(self, action: events.PublishAcknowledged) -> None:

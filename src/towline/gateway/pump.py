@@ -109,7 +109,6 @@ class Pump:
             inbox,
             name=settings.name,
             acks=settings.effective_ack_after,
-            max_packet_bytes=settings.max_packet_bytes,
             least_qos=settings.least_qos,
             handle_event=self._handle,
             on_rows=on_progress,

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 from mqtt5 import (
-    DisconnectPacket,
-    DisconnectReasonCode,
-    PubAckPacket,
     PubAckReasonCode,
     PubCompPacket,
     PubRecPacket,
@@ -22,7 +19,6 @@ from tests.unit.journal.support import FillingDisk
 from towline import timing
 from towline.delivery import outbound as module
 from towline.delivery.outbound import Outcome
-from towline.mqtt import outbound as culprits
 from towline.mqtt.events import ConnectionLost, PacketsReceived
 from towline.mqtt.outbound import Phase
 from towline.timing import Timestamp
@@ -186,24 +182,6 @@ def test_qos_0_leaves_without_space_on_the_disk_and_then_nothing_does(tmp_path: 
     assert [int(packet.payload) for packet in line.sent] == [1]
     line.outbox.close()
     assert Line(tmp_path, 0).connect() == []
-
-
-def test_a_message_larger_than_any_that_was_acknowledged_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """MQTT 3.x has no Maximum Packet Size: a broker may end the connection there."""
-    monkeypatch.setattr(culprits, "_QUIET_S", 0.0)
-    for number, (before, told) in enumerate((((), 0), ((50,), 51), ((50, 100), None))):
-        line = Line(tmp_path / str(number), 0)
-        for size in (*before, 60):
-            line.outbox.append_batch(outbox_rows({"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}))
-        line.connect()
-        line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:-1]]))
-        for _ in range(3):
-            line.end(PacketsReceived([DisconnectPacket(reason_code=DisconnectReasonCode.PACKET_TOO_LARGE)]))
-            line.connect()
-        facts = line.log.facts["TL-M47"]
-        assert (facts["number"], facts["bytes"], facts.get("larger_than_any_taken")) == (len(before), 61, told)
 
 
 def test_a_message_that_was_sent_a_second_time_continues_after_a_crash(tmp_path: Path) -> None:
