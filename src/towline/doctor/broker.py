@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import secrets
 import time
@@ -635,20 +634,6 @@ def _check_window(broker: BrokerProbe) -> Iterator[Finding]:
     yield Finding(BROKEN if exactly_once else WARNS, evidence, limit, "Upgrade it (Mosquitto: 2.0.13 or newer).")
 
 
-def _check_order(broker: BrokerProbe) -> Iterator[Finding]:
-    """TL-D13: order of messages of one publisher on one topic [MQTT-4.6.0-5, -6]."""
-    if not broker.session_lines:
-        return
-    numbers = list(dict.fromkeys(broker.queue_probe.numbers))  # first occurrence only: a repeat may come later
-    reordered_count = sum(following < previous for previous, following in itertools.pairwise(numbers))
-    if not reordered_count:
-        yield Finding(HOLDS, f"{queue_text(len(numbers), None)} queued for an offline session arrived in order")
-        return
-    evidence = f"of {len(numbers):,} queued messages {reordered_count:,} arrived after a later one"
-    limit = "an offline session reconnects"
-    yield Finding(WARNS, evidence, limit, "Sort by a field of the payload, or use a broker that preserves order.")
-
-
 def _check_size(broker: BrokerProbe) -> Iterator[Finding]:
     """TL-D17: largest message, as set in the broker's file; a lower limit for clients is in its CONNACK."""
     if size_limit := _conf_number(broker.conf, "message_size_limit"):
@@ -668,6 +653,5 @@ CHECKS: Final = (
     Check("TL-D09", "QoS 2", _check_qos_2),
     Check("TL-D10", "right to read", _check_rights),
     Check("TL-D12", "window", _check_window),
-    Check("TL-D13", "order", _check_order),
     Check("TL-D17", "size of a message", _check_size),
 )
