@@ -34,7 +34,6 @@ _REPLAY_CONSUMER: Final = "replay"
 _REPLAY_WRITER: Final = "refused/"
 #: Counter of the outbox's ledger: refused messages that were replayed.
 REPLAYED_COUNTER: Final = "replayed"
-ACTIONS: Final = ("page", "replay", "drop")
 
 
 class RefusedMessages:

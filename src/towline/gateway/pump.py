@@ -86,7 +86,7 @@ class Pump:
         if (receipts := settings.receipts) is not None:
             limits = receipts.model_dump(exclude={"key_file", "prefix", "keep_s"}) | {"retention_s": receipts.keep_s}
             limits |= {"keys": ReceiptKeys.read_file(receipts.key_file), "max_packet_bytes": settings.max_packet_bytes}
-            ledger = ReceiptLedger(inbox.notes, inbox.end, gateway=settings.name, **limits)
+            ledger = ReceiptLedger(inbox.notes, inbox.end, **limits)
             self._receipts = ReceiptSender(receipts.prefix, ledger, inbox, self._handle, self._log)
         #: The session was created while rows waited for room: it lacks their numbers and packet ids.
         self._session_stale = False

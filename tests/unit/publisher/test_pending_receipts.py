@@ -28,7 +28,7 @@ def awaiting(done: int = 0, settled: int = 0, end: int = 200) -> tuple[PendingRe
 def receipt(
     watermark: int, asked: str = "", *journaled: tuple[int, int], epoch: int = 1, fresh: bool = False
 ) -> ReceiptPayload:
-    return ReceiptPayload("p", epoch, watermark, "plant", asked, journaled, fresh, OPENED)
+    return ReceiptPayload("p", epoch, watermark, asked, journaled, fresh, OPENED)
 
 
 def test_nothing_is_asked_while_receipts_come() -> None:

@@ -91,7 +91,6 @@ class ReceiptLedger:
     Args:
         notes: Notes of the journal.
         end: End offset of the journal.
-        gateway: Name of the gateway, for receipts.
         max_publishers: Most publishers with receipts.
         max_ranges: Most ranges of received numbers per publisher, with missing numbers between them.
         retention_s: A publisher that is silent for this many seconds is removed with its numbers.
@@ -108,14 +107,12 @@ class ReceiptLedger:
         notes: Mapping[str, Any],
         end: int,
         *,
-        gateway: str = "",
         max_publishers: int = 10_000,
         max_ranges: int = 256,
         retention_s: float = 30 * 86400,
         keys: ReceiptKeys,
         max_packet_bytes: int = 64 << 20,
     ) -> None:
-        self._gateway = gateway
         self._max_publishers = max_publishers
         self._max_ranges = max_ranges
         self._retention_s = retention_s
@@ -305,7 +302,6 @@ class ReceiptLedger:
             name,
             state.epoch,
             state.committed_numbers.watermark,
-            self._gateway,
             " ".join(state.unanswered_nonces),
             state.journaled_numbers.ranges if with_ranges else (),
             restarted=state.announces_restart,

@@ -41,7 +41,6 @@ class ReceiptPayload:
         publisher: Id of the publisher.
         epoch: Epoch of the numbers.
         watermark: Every number below is in Kafka, committed, or was dropped by the publisher; only grows in an epoch.
-        gateway: Name of the gateway, for people.
         nonces: Nonces of the questions this answers; "" for none.
         journaled: Ranges of numbers that are on the gateway's disk, or in Kafka. In an answer: the publisher must
             resend numbers that it sent before the question and that are in none of them.
@@ -52,7 +51,6 @@ class ReceiptPayload:
     publisher: str
     epoch: NonNegativeInt
     watermark: NonNegativeInt
-    gateway: str = ""
     nonces: str = ""
     journaled: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] = ()
     restarted: bool = False

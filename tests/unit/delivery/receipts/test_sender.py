@@ -46,7 +46,7 @@ class Gateway:
         )
         keys = ReceiptKeys.read_file(key)
         notes, end = self.inbox.notes, self.inbox.end
-        self.ledger = ReceiptLedger(notes, end, gateway="plant", max_ranges=10, retention_s=keep_s, keys=keys)
+        self.ledger = ReceiptLedger(notes, end, max_ranges=10, retention_s=keep_s, keys=keys)
         self.ledger.commit(self.inbox.committed)
         self.session = Session(SessionConfig("c", "w", unknown_session="adopt"))
         self.sent: list[PublishPacket] = []

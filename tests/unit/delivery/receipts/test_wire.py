@@ -62,16 +62,16 @@ def test_what_is_no_mark(properties: list[tuple[str, str]]) -> None:
     "wrong",
     [
         *[{name: value} for name in ("epoch", "watermark") for value in (-1, 1.0, True, "1", None)],
-        *[{name: value} for name in ("publisher", "gateway", "nonces") for value in (1, None, ["p"])],
+        *[{name: value} for name in ("publisher", "nonces") for value in (1, None, ["p"])],
         *[{"journaled": value} for value in ([[0, -1]], [[0]], [[0, 1, 2]], [["0", 1]], 7, None)],
         *[{"incarnations": value} for value in ([[0, 1]], [[-1, "a"]], [["0", "a"]], [[0]], None)],
-        {"gateway": "g" * (16 << 10)},
+        {"nonces": "a" * (16 << 10)},
     ],
 )
 def test_what_is_no_receipt(wrong: dict[str, Any]) -> None:
-    fields = {"publisher": "p", "epoch": 1, "watermark": 2, "gateway": "g", "nonces": "ab", "incarnations": [[0, "a"]]}
+    fields = {"publisher": "p", "epoch": 1, "watermark": 2, "nonces": "ab", "incarnations": [[0, "a"]]}
     sound = ReceiptPayload.decode(json.dumps(fields).encode())
-    assert sound == ReceiptPayload("p", 1, 2, "g", "ab", incarnations=((0, "a"),))
+    assert sound == ReceiptPayload("p", 1, 2, "ab", incarnations=((0, "a"),))
     assert ReceiptPayload.decode(json.dumps(fields | wrong).encode()) is None
     for payload in (b"[]", b"\xff", b"[" * 10_000, b"7"):
         assert ReceiptPayload.decode(payload) is None
@@ -81,7 +81,7 @@ def test_a_receipt_says_some_ranges_and_stays_short_enough_to_be_read() -> None:
     """What is left out is sent again, and dropped."""
     ranges = tuple((10**17 + 10 * n, 10**17 + 10 * n + 1) for n in range(200))
     incarnations = tuple((10**17 + n, "f" * 16) for n in range(128))
-    payload = ReceiptPayload("p" * 64, 10**9, 10**17, "g", journaled=ranges, incarnations=incarnations).encode(KEYS)
+    payload = ReceiptPayload("p" * 64, 10**9, 10**17, journaled=ranges, incarnations=incarnations).encode(KEYS)
     told = ReceiptPayload.decode(payload)
     assert told is not None
     assert (told.journaled, told.incarnations) == (ranges[:64], incarnations)
@@ -99,7 +99,7 @@ def test_no_two_messages_make_the_same_text(pairs: list[tuple[str, str]], payloa
 
 
 def test_a_receipt_is_verified_as_it_was_written(tmp_path: Path) -> None:
-    told = ReceiptPayload("p", 3, 17, "plant", incarnations=((0, "a1"),))
+    told = ReceiptPayload("p", 3, 17, incarnations=((0, "a1"),))
     payload = told.encode(KEYS)
     assert ReceiptPayload.decode(payload) == told
     assert ReceiptPayload.verify_payload(KEYS, "p", payload)
