@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from towline.journal.disk import Disk, DiskSpace, Lock
-    from towline.journal.recovery import RecoveredJournal
-
 #: Phases of a row in flight: PUBLISH or PUBREL of QoS 2 may have been received; PUBLISH of QoS 1.
 PHASE_PUBLISHED, PHASE_RELEASED, PHASE_QOS1 = 0, 1, 2
 
@@ -81,10 +78,8 @@ class Outbox(Journal):
         done_rows: Rows that need no more sending; only the sending thread changes the set.
     """
 
-    def __init__(
-        self, directory: Path, schema: Any, space: DiskSpace, disk: Disk, lock: Lock, recovered: RecoveredJournal
-    ) -> None:
-        super().__init__(directory, schema, space, disk, lock, recovered)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         watermark = self.consumers.get(_SENDER_CONSUMER, self.first_offset)
         self.done_rows = _done_rows_of(watermark, self.notes)
         #: number of done rows by outcome
