@@ -15,12 +15,12 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Final, Literal, NoReturn, Self, Unpack
+from typing import Annotated, Any, Final, NoReturn, Self, Unpack
 
 from pydantic import AfterValidator, Field
 
@@ -44,6 +44,10 @@ from towline.threads import guarded_thread
 
 #: Timeout in seconds for the broker's answers at interpreter exit without `close`.
 _EXIT_TIMEOUT_S: Final = 5.0
+_NO_RECEIPTS_HINT: Final = (
+    ". No receipt has ever arrived: the line that receives these messages needs `receipts`, with the same prefix and "
+    "the key from which this publisher's key is derived, and it must reach Kafka"
+)
 _UNVERIFIED_RECEIPT: Final = "a receipt is not signed with our key: from a gateway without the key, or forged"
 
 
@@ -54,7 +58,6 @@ class _PublisherArguments(Arguments):
     max_bytes: Annotated[int, Field(ge=1)] | None
     min_free_bytes: Annotated[int, Field(ge=0)]
     max_age_s: Annotated[float, Field(ge=0)] | None
-    overflow: Literal["block", "refuse"]
     receipt_patience_s: Annotated[float, Field(ge=0.001, le=1e9)]
 
 
@@ -74,7 +77,6 @@ class Publisher:
         max_bytes: Most bytes of the outbox on disk; None for no limit but the disk.
         min_free_bytes: Bytes left free on the file system.
         max_age_s: Messages older than these seconds are not sent any more; None for never.
-        overflow: Action of `publish` with a full outbox: ``block`` until there is room, or ``refuse``.
         receipts: Keep each message until its gateway confirms it in Kafka, and resend it if a broker lost it
             (docs/publishers.md#receipts). Needs MQTT 5, and a line with ``receipts`` in its gateway.
         receipt_key_file: Holds the gateway's key, or the key of this publisher.
@@ -100,7 +102,6 @@ class Publisher:
         max_bytes: int | None = None,
         min_free_bytes: int = 64 << 20,
         max_age_s: float | None = None,
-        overflow: Literal["block", "refuse"] = "block",
         receipts: bool = False,
         receipt_key_file: str | Path | None = None,
         receipt_prefix: str = TOPIC_PREFIX,
@@ -113,7 +114,6 @@ class Publisher:
             max_bytes=max_bytes,
             min_free_bytes=min_free_bytes,
             max_age_s=max_age_s,
-            overflow=overflow,
             receipt_patience_s=receipt_patience_s,
         )
         if receipts and settings.protocol != "5":
@@ -136,10 +136,7 @@ class Publisher:
             )
             self._connection = replace(connection, session=session_config)
             #: its condition guards the state shared by the threads
-            location, refuse = str(connection.brokers[0]), overflow == "refuse"
-            self._lifecycle = Lifecycle(
-                self._directory, location, self._receipts, self._outbox, refuse_when_full=refuse
-            )
+            self._lifecycle = Lifecycle(self._directory, str(connection.brokers[0]), self._receipts, self._outbox)
             self._condition = self._lifecycle.condition
             #: of several threads in `close` one shuts down, the others wait
             self._close_lock = threading.RLock()
@@ -229,9 +226,10 @@ class Publisher:
 
         Raises:
             ConfigError: TL-C51, MQTT cannot express this message.
-            PublisherError: TL-O01, the outbox is full and `overflow` is ``refuse``. TL-O30, not accepted within
-                `timeout`. TL-O02, the publisher is closed. TL-O08, this is a forked process. TL-O09, an internal error
-                ended the publisher. TL-O10, called from a callback, where only ``wait=False`` is allowed.
+            PublisherError: TL-O30, not accepted within `timeout`, such as in a full outbox. TL-O02, the publisher is
+                closed. TL-O01, it was closed while the outbox was full. TL-O08, this is a forked process. TL-O09, an
+                internal error ended the publisher. TL-O10, called from a callback, where only ``wait=False`` is
+                allowed.
             JournalFailed: TL-J04, the disk failed; messages that were not durable before may be lost.
         """
         several_sessions = self._connection.several_sessions
@@ -324,9 +322,7 @@ class Publisher:
                 self._shut_down()
         remaining = self._count_unsent(end_to_end=end_to_end is not False)
         if remaining and closed_here:
-            receipts = self._receipts.status() if self._receipts is not None else None
-            warning = _remaining_text(remaining, self._directory, None if self._count_unsent() else receipts)
-            log.warning(warning, code="TL-O03")
+            log.warning(self._remaining_text(remaining), code="TL-O03")
         return remaining
 
     # -- internals --
@@ -336,6 +332,13 @@ class Publisher:
         if end_to_end and self._receipts is not None:
             unsent_count = max(unsent_count, self._receipts.pending_count)
         return self._lifecycle.unstored_count + unsent_count
+
+    def _remaining_text(self, remaining: int) -> str:
+        state, hint = "not at the broker", ""
+        if self._receipts is not None and not self._count_unsent():
+            state = "without a receipt"
+            hint = "" if self._receipts.completed_ranges.watermark else _NO_RECEIPTS_HINT
+        return f"{count_text(remaining)} {state}: kept in {self._directory}, and the next start continues{hint}"
 
     # -- the mqtt thread --
 
@@ -467,7 +470,7 @@ class Publisher:
         """Close at interpreter exit: wait briefly for the broker and report the remaining messages."""
         remaining = self.close(_EXIT_TIMEOUT_S, end_to_end=False)  # no effect in a forked process
         if remaining:
-            sys.stderr.write(f"{_remaining_text(remaining, self._directory)}   [TL-O03]\n")
+            sys.stderr.write(f"{self._remaining_text(remaining)}   [TL-O03]\n")
 
 
 class AsyncPublisher:
@@ -557,18 +560,3 @@ def message_columns(
         "message_expiry_seconds": values.pop("expiry_s", None),
         **values,
     }
-
-
-def _remaining_text(remaining: int, directory: Path, receipts: Mapping[str, int | bool] | None = None) -> str:
-    """Return the text about messages that stay on disk; `receipts` has the counters if only receipts are missing."""
-    if receipts is None:
-        return f"{count_text(remaining)} not at the broker: kept in {directory}, and the next start sends what is there"
-    hint = ""
-    if receipts["not_believed"] and not receipts["watermark"]:
-        hint = ". Receipts came with another key's signature: was this key derived from the line's key (towline key)?"
-    elif not receipts["watermark"]:
-        hint = (
-            ". No receipt has ever arrived: the line that receives these messages needs `receipts`, with the same "
-            "prefix and the key from which this publisher's key is derived, and it must reach Kafka"
-        )
-    return f"{count_text(remaining)} without a receipt: kept in {directory}, and the next start asks again{hint}"

@@ -66,7 +66,6 @@ class Lifecycle:
         location: Broker as errors show it.
         pending: Messages without a receipt; None if receipts are not used.
         outbox: Outbox that stores the messages; its current rows belong to earlier processes.
-        refuse_when_full: Refuse messages while the outbox is full, instead of waiting.
 
     Attributes:
         condition: Guards all state shared by the publisher's threads; notified at every change.
@@ -81,15 +80,7 @@ class Lifecycle:
         no_receipt_stage: Failed receipt stage shared by all messages without receipts; None with receipts.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        location: str,
-        pending: PendingReceipts | None,
-        outbox: Outbox,
-        *,
-        refuse_when_full: bool,
-    ) -> None:
+    def __init__(self, directory: Path, location: str, pending: PendingReceipts | None, outbox: Outbox) -> None:
         self.directory = directory
         self.condition = Condition()
         self.stages_with_callbacks: set[Completion[Any]] = set()
@@ -104,7 +95,6 @@ class Lifecycle:
         self._location = location
         self._receipts = pending
         self._outbox = outbox
-        self._refuse_when_full = refuse_when_full
         #: most bytes of one frame with several messages
         self._group_bytes = max_frame_bytes(outbox.limits.max_bytes)
         #: messages that are not durable yet; the disk thread is writing the first `_writing_count` of them
@@ -293,12 +283,12 @@ class Lifecycle:
             return group
 
     def _wait_for_room(self, group: list[PendingMessage], error: JournalFull) -> None:
-        """Wait for room, or refuse the group."""
-        if self.full_error is None and not self._refuse_when_full:
+        """Wait for room; refuse the group when the publisher is closed."""
+        if self.full_error is None:
             log.warning("no room; publish waits", directory=self.directory, reason=error.problem, code="TL-O01")
         with self.completing_stages():
             self._writing_count = 0
-            if self._refuse_when_full or self.closing:
+            if self.closing:
                 self.full_error = None
                 problem = f"the outbox is full: {error.problem}"
                 failure = PublisherError("TL-O01", str(self.directory), problem, error.remedy)

@@ -38,7 +38,7 @@ class Disk:
 class Queue:
     def __init__(self, *steps: Callable[[Queue], object]) -> None:
         disk: Any = Disk(*(lambda step=step: step(self) for step in steps))
-        self.disk, self.lifecycle = disk, Lifecycle(Path("p"), "mqtt://b", None, disk, refuse_when_full=False)
+        self.disk, self.lifecycle = disk, Lifecycle(Path("p"), "mqtt://b", None, disk)
         self.messages: list[PendingMessage] = []
 
     def put(self, count: int, size: int = 0) -> None:
