@@ -328,7 +328,6 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             "first": journal.first_offset,
             "name": self._name,
             "incarnation": journal.incarnation,
-            "openings": journal.segment_incarnations,
             "pid": self.endpoint.pid,
             "host": self.endpoint.host,
             "since": self.endpoint.since,

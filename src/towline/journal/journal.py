@@ -163,11 +163,6 @@ class Journal:
         return incarnation_below(segments, offset) if max(segments[0].first_offset, 1) <= offset <= end else ""
 
     @property
-    def segment_incarnations(self) -> list[tuple[int, str]]:
-        """First offset of each segment and the incarnation that wrote its rows [I14], in order."""
-        return [(segment.first_offset, segment.provenance.rows_incarnation) for segment in self._segments]
-
-    @property
     def committed(self) -> int:
         """Smallest watermark of all consumers; `first_offset` without consumers."""
         return min(self._state.consumers.values(), default=self.first_offset)

@@ -33,12 +33,10 @@ class Span(NamedTuple):
     Attributes:
         start: Offset of the first message.
         end: Offset after the last.
-        incarnation: Opening of the journal that wrote the last message [I14]; "" if unknown.
     """
 
     start: int
     end: int
-    incarnation: str = ""
 
 
 class BatchMessages(NamedTuple):
@@ -67,11 +65,11 @@ class BatchMessages(NamedTuple):
         starts |= {position.journal: position.offset for position in start}
         for position in end:
             journal, batch_start = position.journal, starts.get(position.journal, position.offset)
-            span = spans.setdefault(journal, Span(batch_start, batch_start, position.incarnation))
+            span = spans.setdefault(journal, Span(batch_start, batch_start))
             uncounted_rows += max(0, batch_start - span.end)
             row_count += position.offset - batch_start
             if position.offset != batch_start or batch_start > span.end:  # a reset line may end below it
-                spans[journal] = Span(span.start, position.offset, position.incarnation)
+                spans[journal] = Span(span.start, position.offset)
         return cls(spans, row_count if starts and end else None, uncounted_rows)
 
 

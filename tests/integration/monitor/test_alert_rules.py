@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, Known, a_b
 from tests.unit.monitor.test_examples import EXPRESSIONS, plain
 from tests.unit.monitor.test_metrics import NOW, PUBLISHER, everything, exported
 from tests.unit.monitor.test_server import Served
+from towline.bridge.lines.account import AccountPart
 from towline.monitor.gateway import GatewayFacts, GatewayMonitor
 from towline.monitor.server import serve
 from towline.monitor.table import publisher_samples
@@ -54,7 +54,7 @@ def slow(syncs: int) -> str:
 
 
 UP = bridge(a_sound())
-MORE = replace(SOUND, sources=SOUND.sources + Counter(dead_lettered=1))
+MORE = replace(SOUND, parts={**SOUND.parts, "dead_lettered": AccountPart("", 5)})
 PUBLISHING = generate_latest(exported(publisher_samples(PUBLISHER, "app", "j"))).decode()
 HELD = generate_latest(exported(publisher_samples({**PUBLISHER, "held_back": "full"}, "app", "j"))).decode()
 

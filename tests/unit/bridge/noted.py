@@ -21,9 +21,7 @@ def up(spans: Mapping[str, tuple[Any, ...]], spark: Mapping[str, int] | None = N
     others = ("filtered", "undecided", "unrouted", "skipped", "dropped", "left_out", "astray", "unwitnessed")
     given = messages - sum(counts.get(name, 0) for name in others)
     sent = given - sum(counts.get(name, 0) for name in ("dead_lettered", "lost", "unknown"))
-    return LineNotes(
-        BatchTotals(0, {"messages": messages, "given": given, "acknowledged": sent, **counts}, made), spark or {}
-    )
+    return LineNotes(BatchTotals(0, {"given": given, "acknowledged": sent, **counts}, made), spark or {})
 
 
 def down(records: int, spark: Mapping[str, int] | None = None, /, **counts: int) -> LineNotes:

@@ -107,7 +107,7 @@ def test_a_batch_that_is_newer_than_the_gateways_answer_is_no_disagreement(tmp_p
     assert view.account is not None
     assert view.account.adds_up
     view.update_status(status(12, 12, 12), read_notes(tmp_path))
-    assert "Spark committed up to 15, the journal ends at 12" in view.account.disagreement_text
+    assert view.account.disagreements == ["12 were received · the parts are 15"]
     (tmp_path / "checkpoint" / SINK_TOTALS).unlink()
     (tmp_path / "checkpoint" / SINK_TOTALS).mkdir()
     view.update_status(status(10, 10, 10), read_notes(tmp_path))

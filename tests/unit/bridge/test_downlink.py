@@ -42,7 +42,7 @@ REST = "expired 2 + refused 3 + waiting 15   adds up ✓"
         (
             down(92, unfit=2, dead_lettered=1, acknowledged=4),
             {},
-            "the writer brought 2 dead letters and notices · the sink says 4 acknowledged by Kafka + 1 dead letters",
+            "the sink was given 2 rows · it says 4 acknowledged by Kafka + 1 dead letters",
         ),
         (
             down(92, unfit=2, drift=7, drift_dead=7),

@@ -61,16 +61,8 @@ def test_what_a_new_checkpoint_does_not_read_is_counted_once(tmp_path: Path, giv
         start_totals(tmp_path / "new", starts, drops=gives_up)
         notes = LineNotes.read(tmp_path / "new")
         assert notes.totals is not None
-        assert notes.totals.spans == {"j": Span(0, 14, "x"), "k": Span(7, 7)}
-        assert (notes.counts["messages"], notes.counts[gap]) == (14, 4)
-
-
-def test_a_note_that_was_lost_begins_again_where_spark_is(tmp_path: Path) -> None:
-    (tmp_path / "commits").mkdir()
-    (tmp_path / "commits" / "3").touch()
-    for end in (14, 20):  # the second time it is there
-        start_totals(tmp_path, [JournalPosition("g", "j", end, "x")], batch=3)
-        assert LineNotes.read(tmp_path).totals == BatchTotals(3, spans={"j": Span(14, 14, "x")})
+        assert notes.totals.spans == {"j": Span(0, 14), "k": Span(7, 7)}
+        assert notes.counts[gap] == 4
 
 
 def test_what_spark_says_of_a_batch_is_counted_once_and_beside_the_sinks_word(tmp_path: Path) -> None:

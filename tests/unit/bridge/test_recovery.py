@@ -14,7 +14,7 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, changed, read
 from towline.bridge.config.model import Downlink, Uplink
 from towline.bridge.lines import recovery
-from towline.bridge.lines.account import LineNotes, start_totals
+from towline.bridge.lines.account import LineNotes
 from towline.bridge.lines.identity import Identity, assign_identities
 from towline.bridge.lines.recovery import (
     ResumeStep,
@@ -27,10 +27,11 @@ from towline.bridge.lines.recovery import (
 from towline.bridge.lines.statuses import CheckpointSummary, read_checkpoint
 from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.uplink.query import initial_offsets
+from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError, is_permanent
 from towline.gateway.identity import INBOX_MISMATCH_CODES, Extent
 from towline.spark.offsets import JournalPosition
-from towline.spark.sink_note import SinkNote
+from towline.spark.sink_note import BatchTotals, SinkNote, Span
 
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
 FINE = CheckpointSummary("q1", 7, 7)
@@ -312,7 +313,7 @@ def test_beginning_again_goes_on_where_it_was_killed(
     else:
         done = {"offsets_7": 'v1\n{}\n{"commands":{"0":200}}', "commits_7": "v1\n{}"}
         written(one, metadata='{"id":"q1"}', **done)
-    start_totals(one.checkpoint, [JournalPosition("telemetry", "j1", 700, "a1")], batch=7)
+    SinkNote((BatchTotals(7, spans={"j1": Span(0, 700)}),)).write(Checkpoint(str(one.checkpoint)))
     Identity(one.name, f"plant-7.{one.name}", query="q1").save(one.gateway.state_dir)
 
     class Killed(BaseException):

@@ -22,7 +22,7 @@ from towline.guarantee import policy
 from towline.kafka.delivery import DeliveryResult
 from towline.kafka.markers import ANY_QUERY, Marker, MarkerStep
 from towline.spark.kafka_sink import KafkaTaskResult, StreamWriter
-from towline.spark.offsets import JournalPosition, positions_at
+from towline.spark.offsets import JournalPosition
 
 __all__ = ["STEPS", "Message", "ModelLine"]
 
@@ -134,10 +134,9 @@ class ModelLine:
         self.restarted, self.empty = False, None
         if not self.checkpoint.query_id:
             self._begin()
-            self.committed = max(self.committed, self.began)  # the first `latestOffset` says so
         planned, done = self.checkpoint.last_planned_batch(), self.checkpoint.last_committed_batch()
-        if done is not None:
-            start_totals(self.path, positions_at(self.checkpoint, done), batch=done)
+        # The first `latestOffset` says so.
+        self.committed = max(self.committed, self._end_of(-1 if done is None else done))
         if planned != done and not policy(self.guarantee).replays_batches:
             self.empty = planned
 

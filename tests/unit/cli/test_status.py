@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bridge.noted import commit, down, up
+from tests.unit.bridge.noted import commit, down
 from tests.unit.cli.test_main import ran
-from tests.unit.gateway.serving import Served, rows
+from tests.unit.gateway.serving import Served
 from towline.bridge.runtime.state import BridgeState
 from towline.gateway.service import GatewayService
-from towline.journal import Journal, Limits
-from towline.schema import ROW_SCHEMA
+from towline.journal import Journal
 
 OUTBOX = dict.fromkeys(
     ("accepted", "queued", "in_flight", "delivered", "acknowledged", "expired", "refused", "bytes_on_disk"), 0
@@ -188,40 +186,3 @@ def test_no_tick_stands_beside_a_line_that_has_stopped(
     line.view.update_status({**STATUS, "outbox": OUTBOX}, down(3))
     assert line.view.account is not None
     assert "does not add up ✗" in line.view.account.sentence(), "what disagrees is told all the same"
-
-
-def test_a_journal_that_was_restored_and_has_gone_on_does_not_add_up(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """It has more rows than were ever counted, and they are other rows [I14]."""
-    line, place = Line(tmp_path, "up"), tmp_path / "line"
-    limits = Limits(min_free_bytes=0)
-
-    def opened(directory: Path, upto: int) -> tuple[str, str]:
-        with Journal.open(directory, schema=ROW_SCHEMA, limits=limits) as journal:
-            if upto > journal.end:
-                journal.append(rows(journal.end, upto - journal.end))
-            return journal.journal_id, journal.incarnation_of(journal.end)
-
-    def told() -> tuple[int, dict[str, Any]]:
-        line.serve({"received": 15})
-        code, text = current(capsys, line)
-        line.close()
-        line.services.clear()
-        return code, text["account"]
-
-    place.mkdir()
-    opened(place / "inbox", 5)
-    shutil.copytree(place / "inbox", tmp_path / "copy")
-    name, incarnation = opened(place / "inbox", 10)
-    commit(place, up({name: (0, 10, incarnation)}))
-    line.state.save()
-    opened(place / "inbox", 15)
-    assert told()[1]["adds_up"] is True
-    shutil.rmtree(place / "inbox")
-    shutil.move(tmp_path / "copy", place / "inbox")
-    opened(place / "inbox", 15)
-    code, account = told()
-    assert (code, account["adds_up"]) == (1, False)
-    assert f"Spark committed up to 10 of what opening {incarnation} of the journal wrote" in account["why_not"]
-    assert "it was restored from a copy and written to since" in account["why_not"]

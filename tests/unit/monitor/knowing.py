@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -73,7 +72,7 @@ DOWN_STATUS: dict[str, Any] = {
 _PARTS = {"filtered": 1, "undecided": 1, "unrouted": 2, "skipped": 3, "lost": 2, "dead_lettered": 4, "deduplicated": 5}
 _MORE = {"behind": 7, "hidden": 3}
 _COUNTS = {"received": 100, "in_kafka": 80, **_PARTS, "waiting": 8}
-SOUND = LineAccount(dict.fromkeys(_COUNTS, AccountPart("")), Counter(_COUNTS), more=_MORE)
+SOUND = LineAccount({name: AccountPart("", count) for name, count in _COUNTS.items()}, more=_MORE)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def test_the_newest_batches_are_remembered(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_is_kept_is_what_is_read(tmp_path: Path) -> None:
     place, step = Checkpoint(str(tmp_path)), MarkerStep(None, MarkerTotals(5, 1))
-    timed = BatchResult(Counter(given=5), step, "s/1", [0.2, 7.0], {"j": Span(0, 5, "i")})
+    timed = BatchResult(Counter(given=5), step, "s/1", [0.2, 7.0], {"j": Span(0, 5)})
     note = SinkNote().with_batch(0, timed, WriteThroughput(0, 5, 0.2, 15.0))
     note.write(place)
     assert SinkNote.read(place) == note

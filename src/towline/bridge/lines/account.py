@@ -1,7 +1,7 @@
 """Account of a line: every message is counted in exactly one part, with a reason [I11].
 
-It is computed on request from independent sources (docs/monitoring.md#the-account): a `Counter` with the counts of each
-source under its names, and a table that says which counts each part is the sum of. Each direction has its own table.
+It is computed on request from independent sources (docs/monitoring.md#the-account): a `Counter` has the counts of each
+source under its names. Each direction has its own parts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
 from towline.bridge.lines.statuses import AWAY_SINCE, outage_text, statuses_by_gateway
@@ -78,13 +77,11 @@ def copy_totals(former_checkpoint: Path, new_checkpoint: Path) -> None:
     SinkNote((BatchTotals(NO_BATCH, notes.spark_counts),)).write(logs, SPARK_NOTE)
 
 
-def start_totals(
-    checkpoint: Path, batch_ends: Sequence[JournalPosition], *, batch: int = NO_BATCH, drops: bool = False
-) -> None:
-    """Persist the start offset of the next batch in each journal, unless the sink has done so.
+def start_totals(checkpoint: Path, start_positions: Sequence[JournalPosition], *, drops: bool) -> None:
+    """Persist the start positions of a new checkpoint's first batch.
 
-    Messages between the last counted offset and `batch_ends`, the ends of the committed `batch`, count as dropped if it
-    `drops`. Else they were delivered without a count, as after a power failure that lost the note.
+    Messages between the last counted offset and the start count as dropped if the line `drops` them. Else they were
+    delivered without a count, as after a power failure that lost the note.
 
     Raises:
         OSError: The directory can't be made.
@@ -93,13 +90,11 @@ def start_totals(
     checkpoint.mkdir(mode=0o700, parents=True, exist_ok=True)
     logs = Checkpoint(str(checkpoint))
     note = SinkNote.read(logs)
-    if batch != NO_BATCH and note.totals_of(batch) is not None:
-        return
-    totals = note.totals_before(batch + 1) or BatchTotals(batch)
-    messages, counts = BatchMessages.from_positions(totals, batch_ends, batch_ends), Counter(totals.counts)
-    if rows := messages.uncounted_rows:
-        counts.update({"messages": rows, "skipped" if drops else "unwitnessed": rows})
-    note.with_totals(replace(totals, batch=batch, spans=messages.spans, counts=counts, marks=None)).write(logs)
+    totals = note.totals_before(0) or BatchTotals(NO_BATCH)
+    messages = BatchMessages.from_positions(totals, start_positions, start_positions)
+    counts = Counter(totals.counts)
+    counts["skipped" if drops else "unwitnessed"] += messages.uncounted_rows
+    note.with_totals(replace(totals, spans=messages.spans, counts=counts)).write(logs)
 
 
 # -- the sum -----------------------------------------------------------------------------------------------------------
@@ -110,13 +105,13 @@ class AccountPart(NamedTuple):
 
     Attributes:
         label: Name in the output.
-        counts: Names of the counts it is the sum of; one with a minus is subtracted. "" for the key of the part itself.
-        remarks: Names of counts for a subset of its messages, with the label of each.
+        messages: Number of its messages.
+        remark: Remark on a subset of them (`remark_text`).
     """
 
     label: str
-    counts: str = ""
-    remarks: Mapping[str, str] = MappingProxyType({})
+    messages: int
+    remark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +119,7 @@ class LineAccount:
     """Account of a line: its messages counted by outcome.
 
     Attributes:
-        table: Parts by JSON key, in the order of the sum: received, delivered, other parts, waiting on disk.
-        sources: Counts of all sources, by their names.
+        parts: By JSON key, in the order of the sum: received, delivered, other parts, waiting on disk.
         disagreements: Contradictions between sources; empty when the account adds up.
         broken: Guarantee that was violated, or "".
         more: Further JSON keys; ``uncounted`` are messages of an unfinished batch, or of one without a note.
@@ -133,8 +127,7 @@ class LineAccount:
         stopped: The line has stopped permanently: only disagreements are reported.
     """
 
-    table: Mapping[str, AccountPart]
-    sources: Counter[str]
+    parts: Mapping[str, AccountPart]
     disagreements: Sequence[str] = ()
     broken: str = ""
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -144,11 +137,7 @@ class LineAccount:
     @property
     def counts(self) -> dict[str, int]:
         """Counts of the parts."""
-        names = {key: (part.counts or key).split() for key, part in self.table.items()}
-        return {key: sum(map(self._count, terms)) for key, terms in names.items()}
-
-    def _count(self, term: str) -> int:
-        return -self.sources[term[1:]] if term.startswith("-") else self.sources[term]
+        return {key: part.messages for key, part in self.parts.items()}
 
     @property
     def received(self) -> int:
@@ -166,11 +155,6 @@ class LineAccount:
         return False if self.disagreements else None if self.stopped else True
 
     @property
-    def disagreement_text(self) -> str:
-        """All disagreements in one line."""
-        return "; ".join(self.disagreements)
-
-    @property
     def pending(self) -> int:
         """Messages not delivered yet: waiting on disk, or not yet written there."""
         return self.counts["waiting"] + self.counts.get("arriving", 0)
@@ -178,26 +162,22 @@ class LineAccount:
     def sentence(self) -> str:
         """Return the sum in one line, with the verdict."""
         verdict = "adds up ✓" if self.adds_up else "not checked: the line has stopped"
-        verdict = f"does not add up ✗ ({self.disagreement_text})" if self.disagreements else verdict
+        verdict = f"does not add up ✗ ({'; '.join(self.disagreements)})" if self.disagreements else verdict
         text = f"{self.sum_text()}   {verdict}" + (f", but is {self.broken} ✗" if self.broken else "")
         return "   ".join((text, *self.away))
 
     def sum_text(self) -> str:
         """Return the sum as text; parts that are zero are omitted, except received, delivered and waiting."""
-        keys, texts = [*self.table], []
-        for key, count in self.counts.items():
-            if count or key in (*keys[:2], keys[-1]):
-                part = self.table[key]
-                remark = remark_text(*((self.sources[name], label) for name, label in part.remarks.items()))
-                texts.append(f"{part.label} {count:,}{remark}")
-        return f"{texts[0]} = {' + '.join(texts[1:])}"
+        first, *others, last = self.parts.values()
+        shown = [others[0], *(part for part in others[1:] if part.messages), last]
+        first_text, *texts = (f"{part.label} {part.messages:,}{part.remark}" for part in (first, *shown))
+        return f"{first_text} = {' + '.join(texts)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the account as JSON values."""
         return {
             **self.counts,
             "adds_up": self.adds_up,
-            "why_not": self.disagreement_text,
             "disagreements": list(self.disagreements),
             **({"away": list(self.away)} if self.away else {}),
             **self.more,
@@ -210,12 +190,12 @@ def remark_text(*counts: tuple[int, str]) -> str:
     return f" ({', '.join(texts)})" if texts else ""
 
 
-def sink_disagreements(counts: Counter[str], given_text: str, others_text: str = "") -> Iterator[str]:
-    """Yield disagreements of the Kafka sink or its markers with the count of rows that it was given."""
+def _sink_disagreements(counts: Counter[str]) -> Iterator[str]:
+    """Yield disagreements of the Kafka sink with its rows, or with its markers."""
     sink_text = f"{counts['acknowledged']:,} acknowledged by Kafka + {counts['dead_lettered']:,} dead letters"
     if counts["given"] != sum(counts[name] for name in ("acknowledged", "dead_lettered", "lost", "unknown")):
         dropped_text = "".join(f" + {counts[name]:,} {name}" for name in ("lost", "unknown") if counts[name])
-        yield f"{given_text} · the sink says {sink_text}{dropped_text}{others_text}"
+        yield f"the sink was given {counts['given']:,} rows · it says {sink_text}{dropped_text}"
     if counts["drift"] or counts["drift_dead"]:
         dead_letters = counts["dead_lettered"] + counts["drift_dead"]
         rows = counts["acknowledged"] + counts["dead_lettered"] + counts["drift"]
@@ -223,28 +203,6 @@ def sink_disagreements(counts: Counter[str], given_text: str, others_text: str =
 
 
 # -- from MQTT to Kafka ------------------------------------------------------------------------------------------------
-
-#: ``undecided``: ``where`` is null. ``unrouted``: no route matches. ``skipped``: dropped by at_most_once after a crash.
-#: ``lost``: dropped by its sink after the delivery timeout. ``deduplicated``: repeats by dedupe key or open packet id.
-#: ``left_out``: did not reach the sink, in a batch with unknown reasons. ``arriving``: not yet on disk, unacknowledged.
-_UPLINK_PARTS: Final = {
-    "received": AccountPart("received", "journal.received"),
-    "in_kafka": AccountPart(
-        "in Kafka", "not_witnessed acknowledged", {"not_witnessed": "unconfirmed", "again": "again"}
-    ),
-    "filtered": AccountPart("filtered"),
-    "undecided": AccountPart("where is null"),
-    "unrouted": AccountPart("unrouted"),
-    "skipped": AccountPart("dropped"),
-    "lost": AccountPart("lost"),
-    "dead_lettered": AccountPart("dead-lettered"),
-    "deduplicated": AccountPart("deduplicated", "spark.deduplicated journal.repeats"),
-    "left_out": AccountPart("unexplained", "left_out dropped -spark.dropped"),
-    "arriving": AccountPart("arriving", "journal.arriving"),
-    "waiting": AccountPart("waiting", "journal.waiting", {"journal.committed": "committed"}),
-}
-#: Counts of messages that did not reach the sink, in its totals.
-_NOT_AT_SINK: Final = ("filtered", "undecided", "unrouted", "skipped", "dropped", "left_out", "astray", "unwitnessed")
 
 
 def _gateway_counts(status: Mapping[str, Any], span: Span | None) -> Counter[str]:
@@ -285,32 +243,44 @@ def uplink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
         gateway: ``received``, ``end``, ``committed``, ``deduplicated`` ...; of several also ``gateways``.
     """
     statuses, spans = statuses_by_gateway(gateway), notes.totals.spans if notes.totals else {}
-    parts = {str(status.get("journal", name)): (name, status) for name, status in statuses.items()}
-    counts, disagreements = notes.counts, list[str]()
-    for journal in sorted({*parts, *spans}):
-        (name, status), span = parts.get(journal, (journal, {})), spans.get(journal)
-        if span is not None and AWAY_SINCE not in status and (restore_problem := _restore_problem(status, span)):
-            disagreements.append(f"gateway {name}: {restore_problem}" if name else restore_problem)
-        counts.update(_gateway_counts(status, span))
-    counts["not_witnessed"] = counts["journal.before"] + counts["unwitnessed"] + counts["unknown"]
-    account = LineAccount(
-        _UPLINK_PARTS,
-        counts,
-        [*disagreements, *_uplink_disagreements(notes, counts)],
-        more={name: counts[name] for name in ("not_witnessed", "again")} | {"uncounted": counts["journal.committed"]},
+    statuses_by_journal = {str(status.get("journal", name)): status for name, status in statuses.items()}
+    counts = notes.counts
+    for journal in {*statuses_by_journal, *spans}:
+        counts.update(_gateway_counts(statuses_by_journal.get(journal, {}), spans.get(journal)))
+    unconfirmed, again = counts["journal.before"] + counts["unwitnessed"] + counts["unknown"], counts["again"]
+    kafka_remark = remark_text((unconfirmed, "unconfirmed"), (again, "again"))
+    uncounted = counts["journal.committed"]
+    # ``unrouted``: no route matches. ``skipped``: dropped by at_most_once after a crash. ``lost``: dropped by its sink
+    # after the delivery timeout. ``deduplicated``: repeats by dedupe key or open packet id. ``left_out``: did not reach
+    # the sink, in a batch with unknown reasons. ``arriving``: not yet on disk, unacknowledged.
+    parts = {
+        "received": AccountPart("received", counts["journal.received"]),
+        "in_kafka": AccountPart("in Kafka", unconfirmed + counts["acknowledged"], kafka_remark),
+        "filtered": AccountPart("filtered", counts["filtered"]),
+        "undecided": AccountPart("where is null", counts["undecided"]),
+        "unrouted": AccountPart("unrouted", counts["unrouted"]),
+        "skipped": AccountPart("dropped", counts["skipped"]),
+        "lost": AccountPart("lost", counts["lost"]),
+        "dead_lettered": AccountPart("dead-lettered", counts["dead_lettered"]),
+        "deduplicated": AccountPart("deduplicated", counts["spark.deduplicated"] + counts["journal.repeats"]),
+        "left_out": AccountPart("unexplained", counts["left_out"] + counts["dropped"] - counts["spark.dropped"]),
+        "arriving": AccountPart("arriving", counts["journal.arriving"]),
+        "waiting": AccountPart("waiting", counts["journal.waiting"], remark_text((uncounted, "committed"))),
+    }
+    received = parts["received"].messages
+    disagreements = [*_uplink_disagreements(counts)]
+    if (total := sum(part.messages for part in parts.values()) - received) != received and not disagreements:
+        disagreements.append(f"{received:,} were received · the parts are {total:,}")
+    return LineAccount(
+        parts,
+        disagreements,
+        more={"not_witnessed": unconfirmed, "again": again, "uncounted": uncounted},
         away=tuple(outage_text(name, status) for name, status in statuses.items() if name and AWAY_SINCE in status),
     )
-    if (total := sum(account.counts.values()) - account.received) != account.received and not account.disagreements:
-        return replace(account, disagreements=[f"{account.received:,} were received · the parts are {total:,}"])
-    return account
 
 
-def _uplink_disagreements(notes: LineNotes, counts: Counter[str]) -> Iterator[str]:
+def _uplink_disagreements(counts: Counter[str]) -> Iterator[str]:
     """Yield pairs of sources that contradict each other, as text."""
-    spans = notes.totals.spans.values() if notes.totals else ()
-    if (offsets := sum(span.end - span.start for span in spans)) != counts["messages"]:
-        offset_ranges = " and ".join(f"{span.start:,} to {span.end:,}" for span in spans)
-        yield f"offsets {offset_ranges} have {offsets:,} messages · the sink's note has {counts['messages']:,}"
     late_rows = counts["spark.late"]
     missing_rows = counts["astray"] + counts["spark.dropped"] - counts["spark.deduplicated"] - late_rows
     if missing_rows > 0:
@@ -319,41 +289,10 @@ def _uplink_disagreements(notes: LineNotes, counts: Counter[str]) -> Iterator[st
         yield f"the sink was given {-missing_rows:,} rows more than the journal has committed"
     if late_rows:
         yield f"{late_rows:,} rows were lost: Spark took them for late. That should not happen; please report it"
-    not_at_sink = sum(counts[name] for name in _NOT_AT_SINK)
-    if counts["given"] + not_at_sink != counts["messages"]:
-        yield f"journal says {counts['messages']:,} committed · the sink was given {counts['given']:,}"
-    others_text = f" + {not_at_sink:,} that did not reach it" if not_at_sink else ""
-    yield from sink_disagreements(counts, f"journal says {counts['messages']:,} committed", others_text)
-
-
-def _restore_problem(status: Mapping[str, Any], span: Span) -> str:
-    """Return the evidence that a journal was restored from a copy behind the committed offsets; "" if none [I14]."""
-    offset, end = span.end, int(status.get("end", span.end))
-    if offset > end:
-        return f"Spark committed up to {offset:,}, the journal ends at {end:,}: was it restored from a copy?"
-    owner = next((name for first_offset, name in reversed(status.get("openings", ())) if first_offset < offset), "")
-    if not owner or not span.incarnation or owner == span.incarnation:
-        return ""
-    return (
-        f"Spark committed up to {offset:,} of what opening {span.incarnation} of the journal wrote, here {owner} wrote "
-        "it: it was restored from a copy and written to since"
-    )
+    yield from _sink_disagreements(counts)
 
 
 # -- from Kafka to MQTT ------------------------------------------------------------------------------------------------
-
-#: ``undecided``: ``where`` is null. ``expired``: not sent before the message expiry. ``refused``: by the broker; the
-#: gateway stores them separately.
-_DOWNLINK_PARTS: Final = {
-    "taken": AccountPart("taken", "accepted filtered undecided unfit", {"uncounted": "uncounted"}),
-    "delivered": AccountPart("delivered", "outbox.delivered", {"outbox.degraded": "at QoS 1, not 2"}),
-    "dead_lettered": AccountPart("dead-lettered", "unfit"),
-    "filtered": AccountPart("filtered"),
-    "undecided": AccountPart("where is null"),
-    "expired": AccountPart("expired", "outbox.expired"),
-    "refused": AccountPart("refused", "outbox.refused"),
-    "waiting": AccountPart("waiting", "accepted -outbox.delivered -outbox.expired -outbox.refused"),
-}
 
 
 def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
@@ -361,20 +300,32 @@ def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccoun
 
     Args:
         notes: Read before the gateway was asked.
-        gateway: Status with the counts of its ``outbox``; delivered are messages that the broker acknowledged, with QoS
-            0 messages that were sent.
+        gateway: Status with the counts of its ``outbox``.
     """
     outbox: Mapping[str, Any] = gateway["outbox"]
     counts = notes.counts
     counts.update({f"outbox.{name}": count for name, count in outbox.items() if isinstance(count, int)})
     # An unavailable gateway's last status is older than the last batch.
-    counts["accepted"] = max(counts["outbox.accepted"], counts["sent"] if AWAY_SINCE in gateway else 0)
-    uncounted = counts["uncounted"] = max(0, counts["accepted"] - counts["sent"])
+    accepted = counts["accepted"] = max(counts["outbox.accepted"], counts["sent"] if AWAY_SINCE in gateway else 0)
+    delivered, expired, refused = (counts[f"outbox.{name}"] for name in ("delivered", "expired", "refused"))
+    uncounted, degraded = max(0, accepted - counts["sent"]), counts["outbox.degraded"]
+    taken = accepted + counts["filtered"] + counts["undecided"] + counts["unfit"]
+    # ``delivered``: acknowledged by the broker, or sent with QoS 0. ``expired``: not sent before the message expiry.
+    # ``refused``: by the broker; the gateway stores them separately.
+    parts = {
+        "taken": AccountPart("taken", taken, remark_text((uncounted, "uncounted"))),
+        "delivered": AccountPart("delivered", delivered, remark_text((degraded, "at QoS 1, not 2"))),
+        "dead_lettered": AccountPart("dead-lettered", counts["unfit"]),
+        "filtered": AccountPart("filtered", counts["filtered"]),
+        "undecided": AccountPart("where is null", counts["undecided"]),
+        "expired": AccountPart("expired", expired),
+        "refused": AccountPart("refused", refused),
+        "waiting": AccountPart("waiting", accepted - delivered - expired - refused),
+    }
     # Published with QoS 2, and the broker took it as QoS 1, so it may be doubled.
-    degraded = counts["outbox.degraded"]
     broken = "not exactly once" if degraded and gateway.get("guarantee") == "exactly_once" else ""
     more = {"degraded": degraded, "broken": broken, "uncounted": uncounted}
-    return LineAccount(_DOWNLINK_PARTS, counts, [*_downlink_disagreements(counts)], broken=broken, more=more)
+    return LineAccount(parts, [*_downlink_disagreements(counts)], broken=broken, more=more)
 
 
 def _downlink_disagreements(counts: Counter[str]) -> Iterator[str]:
@@ -390,7 +341,7 @@ def _downlink_disagreements(counts: Counter[str]) -> Iterator[str]:
     missing_letters = max(counts["unlettered"], counts["unfit"] - counts["dead_lettered"])
     if missing_letters > 0:
         yield f"the writer says {counts['unfit']:,} dead letters · the sink says {counts['unfit'] - missing_letters:,}"
-    yield from sink_disagreements(counts, f"the writer brought {counts['given']:,} dead letters and notices")
+    yield from _sink_disagreements(counts)
     if counts["accepted"] < counts["sent"]:
         outbox_text = f"the outbox knows {counts['accepted']:,}"
         yield f"the writer brought {counts['sent']:,} messages · {outbox_text}: was it restored from a copy?"

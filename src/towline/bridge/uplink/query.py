@@ -219,17 +219,14 @@ class UplinkQuery(LineQuery[Uplink]):
         former = Identity.of_line(self.bridge, line)
         evidence, journals = read_evidence(line, access, former)
         identity = check_resume(line, file, former, evidence, self._set_markers, journals)
-        is_new = evidence.planned_batch is None
         if self._mapping:
             identity = identity.update(line.gateway.state_dir, mapping=self._mapping)
         if identity.generation != former.generation:  # reset: it starts after the committed batches
             evidence, journals = read_evidence(line, access, identity)
         offsets, replays = initial_offsets(line, identity, journals), policy(line.guarantee).replays_batches
-        if is_new:
+        if evidence.planned_batch is None:
             start = [JournalPosition(name, journal.extent.journal, offsets[name]) for name, journal in journals.items()]
             start_totals(line.checkpoint, start, drops=not replays)
-        elif (batch := evidence.committed_batch) is not None:
-            start_totals(line.checkpoint, positions_at(Checkpoint(str(line.checkpoint)), batch), batch=batch)
         line_options = {
             "routes": self._routes,
             "letters": line.dead_letter_topic or "",

@@ -215,9 +215,9 @@ class LineWriter(StreamWriter):
     def _batch_result(self, answers: Sequence[KafkaTaskResult], batch: int, note: SinkNote) -> BatchResult:
         """Return the counts of the batch's messages, by its offset log entry.
 
-        Counts beside the sink's and the writers': ``messages``; of those ``unwitnessed``, between the batches before
-        and this one. Messages that did not reach the sink are ``skipped``, dropped by at_most_once; ``dropped`` by
-        Spark; ``left_out``, unknown because Kafka already had the batch; else ``astray``, missing without a reason.
+        Counts beside the sink's and the writers': ``unwitnessed`` messages, between the batches before and this one.
+        Messages that did not reach the sink are ``skipped``, dropped by at_most_once; ``dropped`` by Spark;
+        ``left_out``, unknown because Kafka already had the batch; else ``astray``, missing without a reason.
         """
         _check_slices(answers, batch)
         result, checkpoint = super()._batch_result(answers, batch, note), Checkpoint(self._checkpoint_location)
@@ -230,7 +230,6 @@ class LineWriter(StreamWriter):
         rows_are_known = all(answer.marker_rows in (None, answer.input_rows) for answer in answers)
         reason = "skipped" if batch == self._empty_batch else "dropped" if self._drops_duplicates else "astray"
         reason = "astray" if missing_rows < 0 else reason if rows_are_known else "left_out"
-        counts["messages"] += messages.row_count + messages.uncounted_rows
         counts["unwitnessed"] += messages.uncounted_rows
         counts[reason] += missing_rows
         return replace(result, counts=counts, spans=messages.spans)
