@@ -103,6 +103,11 @@ class Checkpoint:
         """Return the newest batch in the commit log; None if there is none, or the checkpoint is not local."""
         return max(self._batches(_COMMITS), default=None)
 
+    @property
+    def all_committed(self) -> bool:
+        """True if every planned batch is committed."""
+        return self.last_planned_batch() == self.last_committed_batch()
+
     def has_commit(self, batch: int) -> bool:
         """Return True if the commit log still has this batch; False if the checkpoint is not local."""
         return (self._path / _COMMITS / str(batch)).exists()
@@ -144,6 +149,13 @@ class Checkpoint:
             # A zero byte, the version and the offsets (KafkaSourceInitialOffsetWriter).
             return json.loads(content.lstrip(b"\0").partition(b"\n")[2])
         return None
+
+    def kafka_offsets(self, batch: int | None) -> dict[str, dict[str, int]]:
+        """Return the end offsets of a batch of Spark's Kafka sources, by topic and partition; empty if unreadable.
+
+        Without a batch, the start offsets of the query.
+        """
+        return kafka_offsets_in([self.kafka_start_offsets()] if batch is None else self.offsets(batch))
 
     def _entry(self, batch: int | None) -> list[Any]:
         return _parse_log_entry(self._read_file(_OFFSETS, str(batch)) or b"")

@@ -20,7 +20,6 @@ from tests.unit.bridge.test_downlink_mapping import checkpoint
 from towline.bridge.config.model import Bridge, Downlink
 from towline.bridge.downlink.query import DownlinkQuery, TopicCheck, check_topics
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.statuses import read_checkpoint
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
 from towline.kafka.admin import KafkaAdmin, recreated_topics, saved_topic_ids
@@ -71,7 +70,7 @@ def kafka_has(monkeypatch: pytest.MonkeyPatch, first: int = 0, /, **ids: str) ->
 
 def check(bridge: Bridge) -> TopicCheck:
     (line,) = bridge.downlinks
-    return check_topics(line, "b.toml", read_checkpoint(line.checkpoint), bridge.kafka.client_settings(), 100)
+    return check_topics(line, "b.toml", bridge.kafka.client_settings(), 100)
 
 
 def begin(line: Downlink, offsets: dict[str, int]) -> None:

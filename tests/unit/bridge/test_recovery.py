@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from towline.bridge.lines.recovery import (
     reset_line,
     resume_step,
 )
-from towline.bridge.lines.statuses import CheckpointSummary, read_checkpoint
 from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.uplink.query import initial_offsets
 from towline.checkpoint import Checkpoint
@@ -34,7 +34,19 @@ from towline.spark.offsets import JournalPosition
 from towline.spark.sink_note import BatchTotals, SinkNote, Span
 
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
-FINE = CheckpointSummary("q1", 7, 7)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a checkpoint has: its query, its newest batches, and state."""
+
+    query_id: str = ""
+    planned_batch: int | None = None
+    committed_batch: int | None = None
+    stateful: bool = False
+
+
+FINE = Seen("q1", 7, 7)
 DEDUPE = 'dedupe = { key = "{mqtt.user.id}" }\n'
 DOWN = '\n[[downlink]]\nname = "c"\nfrom = "commands"\ntopic = "a/{key}"\nstarting_offsets = "latest"\n'
 
@@ -61,6 +73,18 @@ def batch(one: Uplink, number: int, end: int, *, done: bool = True, **more: str)
     place = {"gateways": {"telemetry": {"journal": "j1", "offset": end, **more}}, "tick": 0}
     entries = {f"offsets_{number}": f"v1\n{{}}\n{json.dumps(place)}", f"commits_{number}": "v1\n{}"}
     written(one, metadata='{"id":"q1"}', **{name: entries[name] for name in [*entries][: 1 + done]})
+
+
+def on_disk(one: Uplink, seen: Seen) -> Checkpoint:
+    shutil.rmtree(one.checkpoint, ignore_errors=True)
+    for number in {seen.planned_batch, seen.committed_batch} - {None}:
+        assert number is not None
+        batch(one, number, 700, done=number == seen.committed_batch)
+    if seen.query_id:
+        written(one, metadata=json.dumps({"id": seen.query_id}))
+    if seen.stateful:
+        written(one, state_0="")
+    return Checkpoint(str(one.checkpoint))
 
 
 def at(offset: int, **more: str) -> dict[str, Any]:
@@ -94,19 +118,18 @@ def saved(one: Uplink | Downlink) -> Identity:
     [
         (KNOWN, FINE, WELL),
         (KNOWN, replace(FINE, planned_batch=8), journal(position=(800,), committed_position=(700,))),
-        (replace(KNOWN, query="", parallelism=0), CheckpointSummary(), journal(5, 5, "j2", position=(7,))),
-        (KNOWN, CheckpointSummary("q1", 0), journal(9, 3, position=(5,))),
+        (replace(KNOWN, query="", parallelism=0), Seen(), journal(5, 5, "j2", position=(7,))),
+        (KNOWN, Seen("q1", 0), journal(9, 3, position=(5,))),
         (KNOWN, FINE, journal(position=(700, "a1"), committed_position=(700,), written_by="a1")),
     ],
 )
-def test_what_belongs_together_goes_on(
-    tmp_path: Path, identity: Identity, seen: CheckpointSummary, here: ServedJournal
-) -> None:
-    check_resume(line(tmp_path), tmp_path / "bridge.toml", identity, seen, journals={"telemetry": here})
+def test_what_belongs_together_goes_on(tmp_path: Path, identity: Identity, seen: Seen, here: ServedJournal) -> None:
+    one = line(tmp_path)
+    check_resume(one, tmp_path / "bridge.toml", identity, on_disk(one, seen), journals={"telemetry": here})
 
 
 FOUND = [
-    (CheckpointSummary(), WELL, "checkpoint is missing; it belonged to query q1, which had committed 700", "TL-B22"),
+    (Seen(), WELL, "checkpoint is missing; it belonged to query q1, which had committed 700", "TL-B22"),
     (replace(FINE, query_id="q9"), WELL, "the checkpoint is that of query q9, this line's is q1", "TL-B22"),
     (FINE, journal(name="j2", position=(700,)), "belongs to journal j1, this gateway has journal j2", "TL-B24"),
     (FINE, journal(600, 500, position=(700,)), "at offset 700, the journal ends at 600: an older copy", "TL-B24"),
@@ -123,10 +146,11 @@ FOUND = [
 
 @pytest.mark.parametrize(("seen", "here", "what", "code"), FOUND)
 def test_what_does_not_is_told_with_two_ways_out(
-    tmp_path: Path, seen: CheckpointSummary, here: ServedJournal, what: str, code: str
+    tmp_path: Path, seen: Seen, here: ServedJournal, what: str, code: str
 ) -> None:
+    one = line(tmp_path)
     with pytest.raises(TowlineError) as caught:
-        check_resume(line(tmp_path), tmp_path / "bridge.toml", KNOWN, seen, journals={"telemetry": here})
+        check_resume(one, tmp_path / "bridge.toml", KNOWN, on_disk(one, seen), journals={"telemetry": here})
     message = str(caught.value)
     assert what in message
     assert "Bring " in message
@@ -155,7 +179,7 @@ def test_a_checkpoint_of_another_spark_is_told_as_such(tmp_path: Path) -> None:
     entry = one.checkpoint / "offsets" / "7"
     entry.write_text(entry.read_text().replace("v1", "v2"))
     with pytest.raises(TowlineError, match=r"offset log has version v2, and this Towline reads v1.*PySpark.*TL-B53"):
-        check_resume(one, tmp_path / "b", KNOWN, read_checkpoint(one.checkpoint))
+        check_resume(one, tmp_path / "b", KNOWN, Checkpoint(str(one.checkpoint)))
 
 
 # -- what a changed setting takes --------------------------------------------------------------------------------------
@@ -179,10 +203,11 @@ NEW = replace(FINE, planned_batch=0, committed_batch=None)
     ],
 )
 def test_what_another_parallelism_or_dedupe_takes(
-    tmp_path: Path, was: int, now: tuple[int, str], seen: CheckpointSummary, how: ResumeStep
+    tmp_path: Path, was: int, now: tuple[int, str], seen: Seen, how: ResumeStep
 ) -> None:
     parallelism, more = now
-    assert resume_step(line(tmp_path, parallelism, more=more), replace(KNOWN, parallelism=was), seen) is how
+    one = line(tmp_path, parallelism, more=more)
+    assert resume_step(one, replace(KNOWN, parallelism=was), on_disk(one, seen)) is how
 
 
 @pytest.mark.parametrize(
@@ -193,21 +218,20 @@ def test_what_another_parallelism_or_dedupe_takes(
         ("", "exactly_once", FINE, ResumeStep.CONTINUE),  # it never ran
         ("exactly_once", "at_least_once", UNDECIDED, ResumeStep.CONTINUE),
         ("at_least_once", "at_most_once", FINE, ResumeStep.CONTINUE),
-        ("at_least_once", "exactly_once", CheckpointSummary(), ResumeStep.CONTINUE),
+        ("at_least_once", "exactly_once", Seen(), ResumeStep.CONTINUE),
     ],
 )
-def test_what_another_guarantee_takes(
-    tmp_path: Path, was: str, now: str, seen: CheckpointSummary, how: ResumeStep
-) -> None:
-    assert resume_step(line(tmp_path, guarantee=now), replace(KNOWN, guarantee=was), seen) is how
+def test_what_another_guarantee_takes(tmp_path: Path, was: str, now: str, seen: Seen, how: ResumeStep) -> None:
+    one = line(tmp_path, guarantee=now)
+    assert resume_step(one, replace(KNOWN, guarantee=was), on_disk(one, seen)) is how
 
 
 def test_a_batch_that_may_be_in_kafka_is_written_by_no_other_sink(tmp_path: Path) -> None:
     """What it was begun by is not known: its identity is gone, and the file's dedupe is another."""
     one = line(tmp_path, more=DEDUPE)
-    batch(one, 7, 700)
+    identity = Identity.of_new_line("plant-7", "telemetry")
     with pytest.raises(TowlineError, match=r"batch 8 was begun, and by other settings.*reset.*TL-C210"):
-        check_resume(one, tmp_path / "b", Identity.of_new_line("plant-7", "telemetry"), UNDECIDED)
+        check_resume(one, tmp_path / "b", identity, on_disk(one, UNDECIDED))
     assert one.checkpoint.exists()
 
 
@@ -218,11 +242,11 @@ def test_a_change_begins_behind_the_last_batch_and_is_taken_back_before_there_wa
     one = line(tmp_path, 2)
     batch(one, 7, 700)
     written(one, **{"towline.topics": '{"t": "id"}'})
-    cut = check_resume(one, tmp_path / "b", KNOWN, read_checkpoint(one.checkpoint))
+    cut = check_resume(one, tmp_path / "b", KNOWN, Checkpoint(str(one.checkpoint)))
     assert (cut.sink, cut.generation, cut.places, cut.topic_ids) == ("plant-7.telemetry.2", 2, at(700), {"t": "id"})
     assert (cut.parallelism, cut.guarantee, one.checkpoint.exists()) == (2, "exactly_once", False)
     assert "a changed setting: the line begins a new checkpoint behind the last batch" in capsys.readouterr().err
-    back = check_resume(line(tmp_path), tmp_path / "b", cut, read_checkpoint(one.checkpoint))
+    back = check_resume(line(tmp_path), tmp_path / "b", cut, Checkpoint(str(one.checkpoint)))
     assert back == replace(cut, parallelism=1)
     assert begin(one, back, journal(committed=650)) == 700
     reset_line(one)
@@ -240,9 +264,8 @@ def test_a_line_that_has_lost_its_checkpoint_begins_where_the_gateway_says(tmp_p
 @pytest.mark.parametrize(("was", "parallelism"), [(KNOWN, 2), (replace(KNOWN, guarantee="at_least_once"), 1)])
 def test_another_parallelism_or_guarantee_forgets_no_keys(tmp_path: Path, was: Identity, parallelism: int) -> None:
     one = line(tmp_path, parallelism, more=DEDUPE)
-    batch(one, 7, 700)
     marked: list[tuple[str, int]] = []
-    stateful = replace(FINE, stateful=True)
+    stateful = on_disk(one, replace(FINE, stateful=True))
     fresh = check_resume(one, tmp_path / "b", was, stateful, lambda who, upto: marked.append((who.sink, upto)))
     sink = "plant-7.telemetry.2"
     assert fresh == replace(KNOWN, sink=sink, generation=2, parallelism=parallelism, guarantee="exactly_once")
@@ -255,7 +278,8 @@ def test_a_batch_begun_with_at_most_once_is_given_up_by_its_successor(tmp_path: 
     one = line(tmp_path)
     batch(one, 7, 700)
     batch(one, 8, 800, done=False)
-    assert check_resume(one, tmp_path / "b", replace(KNOWN, guarantee=was), UNDECIDED).places == at(start)
+    logs = Checkpoint(str(one.checkpoint))
+    assert check_resume(one, tmp_path / "b", replace(KNOWN, guarantee=was), logs).places == at(start)
 
 
 # -- where a line begins, and begins again -----------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from tests.unit.bridge.test_config import read
 from towline.bridge.config.model import Bridge, Uplink
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import check_resume
-from towline.bridge.lines.statuses import read_checkpoint
 from towline.bridge.runtime.reload import line_changes
 from towline.bridge.uplink.query import RETIRED_ROUTE_S, ActiveRoutes, UplinkQuery
+from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, TowlineError
 
 HEAD = """
@@ -234,7 +234,7 @@ def test_a_start_without_the_checkpoint_changes_nothing_of_what_a_batch_was_begu
     query = UplinkQuery(second, second.uplinks[0])
     without = query.query_to_start()
     with pytest.raises(TowlineError, match="TL-B22"):
-        check_resume(without.line, "b", Identity.of_line(second, without.line), read_checkpoint(first.checkpoint))
+        check_resume(without.line, "b", Identity.of_line(second, without.line), Checkpoint(str(first.checkpoint)))
     begin_batch(first.checkpoint)
     finishing = query.query_to_start()
     assert (finishing._trigger(), taken(finishing.line)) == ({"once": True}, ["a/# one"])

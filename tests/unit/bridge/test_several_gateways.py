@@ -27,7 +27,7 @@ from towline.bridge.lines.recovery import check_resume, reset_line
 from towline.bridge.lines.statuses import combine_statuses, outage_problem
 from towline.bridge.runtime.child_supervisors import GatewaySupervisor
 from towline.bridge.runtime.state import BridgeState
-from towline.bridge.uplink.query import UplinkQuery, initial_offsets, read_evidence
+from towline.bridge.uplink.query import UplinkQuery, initial_offsets, query_journals
 from towline.checkpoint import Checkpoint
 from towline.cli.gateway import gateway as run_gateway
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, TowlineError
@@ -202,12 +202,12 @@ def write(line: Uplink, number: int, *, done: bool = True, **places: tuple[Serve
 
 
 def begin(line: Uplink, identity: Identity) -> dict[str, int]:
-    return dict(initial_offsets(line, identity, read_evidence(line, ClientAccess(), identity)[1]))
+    return dict(initial_offsets(line, identity, query_journals(line, ClientAccess(), identity)))
 
 
 def resumed(line: Uplink) -> Identity:
-    seen, journals = read_evidence(line, ClientAccess(), KNOWN)
-    return check_resume(line, "bridge.toml", KNOWN, seen, journals=journals)
+    journals = query_journals(line, ClientAccess(), KNOWN)
+    return check_resume(line, "bridge.toml", KNOWN, Checkpoint(str(line.checkpoint)), journals=journals)
 
 
 def test_each_gateway_is_held_against_the_checkpoint(tmp_path: Path, two: tuple[Served, Served]) -> None:
@@ -216,7 +216,7 @@ def test_each_gateway_is_held_against_the_checkpoint(tmp_path: Path, two: tuple[
     write(line, 3, g1=(one, 7), g2=(other, 5))
     found = {
         name: (journal.position and journal.position.offset, journal.committed_offset, journal.extent.end_offset)
-        for name, journal in read_evidence(line, ClientAccess(), KNOWN)[1].items()
+        for name, journal in query_journals(line, ClientAccess(), KNOWN).items()
     }
     assert found == {"g1": (7, 5, 10), "g2": (5, 5, 10)}
     assert resumed(line).query == "q1"
@@ -242,7 +242,7 @@ def test_a_line_begins_again_behind_what_is_done_at_each_and_waits_for_it(
                 each.add(10)
             write(line, 3, g1=(one, 7), g2=(other, 6))
             write(line, 4, done=False, g1=(one, 9), g2=(other, 6))
-        assert list(read_evidence(line, ClientAccess(), KNOWN)[1]) == ["g1"], "it goes on without one that is away"
+        assert list(query_journals(line, ClientAccess(), KNOWN)) == ["g1"], "it goes on without one that is away"
         reset_line(line)
         identity = Identity.read(line.gateway.state_dir)
         assert identity is not None

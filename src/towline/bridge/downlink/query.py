@@ -31,20 +31,18 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import check_resume, reset_command
 from towline.bridge.lines.sql import ROW_METRICS, apply_downlink_sql
-from towline.bridge.lines.statuses import endpoints_of, kafka_offsets, read_checkpoint, request_status, wait_for_answers
-from towline.checkpoint import Checkpoint
+from towline.bridge.lines.statuses import endpoints_of, request_status, wait_for_answers
+from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import KafkaError
 from towline.gateway.access import ClientAccess
 from towline.kafka.admin import KafkaAdmin, check_topic_ids, recreated_topics, save_topic_ids, saved_topic_ids
 from towline.kafka.options import SinkSettings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from towline.bridge.lines.statuses import CheckpointSummary, KafkaOffsets
+    from towline.kafka.admin import Offsets
 
 #: Seconds to wait for Kafka here, on the driver's main thread: other lines wait as long.
 METADATA_TIMEOUT_S: Final = 4.0
@@ -80,15 +78,12 @@ def recreated_topic_remedy(line: Downlink, file: str) -> str:
     )
 
 
-def check_topics(
-    line: Downlink, file: str, summary: CheckpointSummary, client: Mapping[str, str], limit: int
-) -> TopicCheck:
+def check_topics(line: Downlink, file: str, client: Mapping[str, str], limit: int) -> TopicCheck:
     """Compare a line's topics with its checkpoint, and save the topic ids before any offset is known.
 
     Args:
         line: The line with the settings of its next batch.
         file: The bridge file, as a command names it.
-        summary: State of the checkpoint.
         client: Kafka's client configuration, unresolved.
         limit: Records that its last batches took at most.
 
@@ -98,8 +93,9 @@ def check_topics(
         JournalError: TL-J20, the ids can't be saved.
     """
     checkpoint, location = Checkpoint(str(line.checkpoint)), f'line "{line.name}"'
-    start, end = _batch_offsets(line.checkpoint, summary.planned_batch)
-    positions = end if summary.all_committed else {**start, **end}
+    start, end = _batch_offsets(checkpoint, checkpoint.last_planned_batch())
+    all_committed = checkpoint.all_committed
+    positions = end if all_committed else {**start, **end}
     saved_ids, admin = saved_topic_ids(checkpoint) if positions else {}, KafkaAdmin(client, METADATA_TIMEOUT_S)
     try:
         topics = line.topics or list(filter(line.reads, admin.info().topics))
@@ -113,10 +109,10 @@ def check_topics(
         problem = f"{location} reads {', '.join(missing_topics)}, and Kafka has no such topic"
         raise KafkaError("TL-B03", client["bootstrap.servers"], problem, _CREATE)
     removed = {name: offsets for name, offsets in positions.items() if name not in topic_ids or not line.reads(name)}
-    unread = {n: "" if n in topic_ids else _unread_records(n, summary, line.checkpoint, limit) for n in removed}
+    unread = {n: "" if n in topic_ids else _unread_records(n, checkpoint, limit) for n in removed}
     texts, stops_on_loss = [text for text in unread.values() if text], line.on_data_loss == "stop"
-    unfinished = not summary.all_committed and any(_ranges(start, end, name) for name in removed if unread[name])
-    if stops_on_loss and removed and not summary.all_committed and not texts:
+    unfinished = not all_committed and any(_ranges(start, end, name) for name in removed if unread[name])
+    if stops_on_loss and removed and not all_committed and not texts:
         texts = _deleted_records(client, start, {name: of for name, of in end.items() if name not in removed})
     if texts and (unfinished or stops_on_loss):
         problem = f"Kafka no longer has records that the line had not read: {'; '.join(texts)}"
@@ -137,22 +133,23 @@ def check_topics(
     return TopicCheck(topic_ids, tuple(remarks), has_removed_topics=bool(removed))
 
 
-def _unread_records(name: str, summary: CheckpointSummary, checkpoint: Path, limit: int) -> str:
+def _unread_records(name: str, checkpoint: Checkpoint, limit: int) -> str:
     """Describe the undelivered records of a deleted topic, as far as the checkpoint shows them; "" for none."""
-    start, end = _batch_offsets(checkpoint, summary.planned_batch)
-    if not summary.all_committed and name in end:
+    committed_batch = checkpoint.last_committed_batch()
+    start, end = _batch_offsets(checkpoint, checkpoint.last_planned_batch())
+    if not checkpoint.all_committed and name in end:
         return _ranges_text(name, _ranges(start, end, name))
-    start, end = _batch_offsets(checkpoint, summary.committed_batch)  # the start of the query if no batch is finished
+    start, end = _batch_offsets(checkpoint, committed_batch)  # the start of the query if no batch is finished
     ranges = [topic_range for topic in end for topic_range in _ranges(start, end, topic)]
     # Each partition with records gives a batch at least one, and shares are rounded.
     read_to_end = not _ranges(start, end, name) or sum(high - low for _, low, high in ranges) + len(ranges) < limit
-    if read_to_end and summary.committed_batch is not None:
+    if read_to_end and committed_batch is not None:
         return ""
     last_offsets = ", ".join(f"{offset:,}" for offset in end.get(name, {}).values())
     return f'topic "{name}" behind offset {last_offsets}, where it had, or may have had, more records'
 
 
-def _deleted_records(client: Mapping[str, str], start: KafkaOffsets, end: KafkaOffsets) -> list[str]:
+def _deleted_records(client: Mapping[str, str], start: Offsets, end: Offsets) -> list[str]:
     """Describe records of a batch that Kafka has deleted: without topics Spark runs with failOnDataLoss=false."""
     texts = []
     for name in end:
@@ -163,12 +160,12 @@ def _deleted_records(client: Mapping[str, str], start: KafkaOffsets, end: KafkaO
     return texts
 
 
-def _batch_offsets(checkpoint: Path, batch: int | None) -> tuple[KafkaOffsets, KafkaOffsets]:
+def _batch_offsets(checkpoint: Checkpoint, batch: int | None) -> tuple[Offsets, Offsets]:
     """Return start and end offsets of a batch; without a batch, the offsets at which the query began."""
-    return kafka_offsets(checkpoint, batch - 1 if batch else None), kafka_offsets(checkpoint, batch)
+    return checkpoint.kafka_offsets(batch - 1 if batch else None), checkpoint.kafka_offsets(batch)
 
 
-def _ranges(start: KafkaOffsets, end: KafkaOffsets, name: str) -> list[tuple[str, int, int]]:
+def _ranges(start: Offsets, end: Offsets, name: str) -> list[tuple[str, int, int]]:
     """Return the offset ranges of a topic with records in a batch: partition, first offset, offset after the last."""
     lows, highs = start.get(name, {}), end.get(name, {}).items()
     return [(n, lows.get(n, 0), high) for n, high in highs if high > lows.get(n, 0)]
@@ -199,14 +196,13 @@ class DownlinkQuery(LineQuery[Downlink]):
     def _prepare_writer(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
         line, file, identity = self.line, str(self.bridge.file), Identity.of_line(self.bridge, self.line)
-        summary = read_checkpoint(line.checkpoint)
-        identity = check_resume(line, file, identity, summary)
+        checkpoint = Checkpoint(str(line.checkpoint))
+        identity = check_resume(line, file, identity, checkpoint)
         limit = line_of_last_batches(line, identity.mapping).max_messages_per_trigger
-        summary = read_checkpoint(line.checkpoint)  # it may have been reset to the last finished batch
-        check = check_topics(line, file, summary, self.bridge.kafka.client_settings(), limit)
+        check = check_topics(line, file, self.bridge.kafka.client_settings(), limit)
         self.remarks = check.remarks
         # While a topic is missing Spark stops at a batch that was planned without it; all other losses were checked.
-        ignores_loss = check.has_removed_topics and not summary.all_committed
+        ignores_loss = check.has_removed_topics and not checkpoint.all_committed
         self._finish_only = self._finish_only or ignores_loss
         if self._mapping:
             limit = self._packet_limit(identity)
@@ -235,8 +231,9 @@ class DownlinkQuery(LineQuery[Downlink]):
         if metrics is None:
             return
         row_count = int(metrics["rows"] or 0)
-        start, end = _offsets(source.get("startOffset")), _offsets(source.get("endOffset"))
-        offset_count = sum(offset - start.get(tp, 0) for tp, offset in end.items()) if start else row_count
+        start, end = (kafka_offsets_in([source.get(key)]) for key in ("startOffset", "endOffset"))
+        ranges = [offsets for topic in end for offsets in _ranges(start, end, topic)]
+        offset_count = sum(high - low for _, low, high in ranges) if start else row_count
 
         def numbers(sink: Counter[str]) -> dict[str, int]:
             unlike = row_count - sink["records"]
@@ -352,10 +349,3 @@ def _parse_mapping(mapping: str) -> DownlinkTable | None:
         section = DownlinkTable.model_validate_json(mapping)
         return None if any(message_problems(section)) else section
     return None
-
-
-def _offsets(source_offsets: Any) -> dict[tuple[str, str], int]:
-    """Return offsets by topic and partition, from the JSON of Spark's Kafka source."""
-    topics = source_offsets.items() if isinstance(source_offsets, dict) else ()
-    by_topic = [(topic, offsets) for topic, offsets in topics if isinstance(offsets, dict)]
-    return {(topic, part): at for topic, offsets in by_topic for part, at in offsets.items() if isinstance(at, int)}

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from towline.bridge.config.model import AnyLine, Bridge
 from towline.bridge.lines.identity import IDENTITY_FILE, Identity
 from towline.bridge.lines.recovery import ResumeStep, reset_command, resume_step
-from towline.bridge.lines.statuses import read_checkpoint
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError
 from towline.gateway.access import REMOTE_SCHEME
@@ -75,10 +74,9 @@ class LineQuery(ABC, Generic[LineT]):
         Raises:
             ConfigError: TL-C210, this version refuses the settings of the unfinished batch.
         """
-        self._repaired_checkpoint()
-        identity, summary = Identity.of_line(self.bridge, self.line), read_checkpoint(self.line.checkpoint)
+        identity, checkpoint = Identity.of_line(self.bridge, self.line), self._repaired_checkpoint()
         former_line = self._line_of_last_batch(identity.mapping) if identity.mapping else None
-        if former_line is None and identity.mapping and not summary.all_committed:
+        if former_line is None and identity.mapping and not checkpoint.all_committed:
             problem = "a batch was begun with settings that this version refuses"
             command, file = reset_command(self.line, self.bridge.file), self.line.gateway.state_dir / IDENTITY_FILE
             remedy = f'Finish it with its version; or set "mapping": "" in {file}, and reset the line: {command}.'
@@ -87,7 +85,7 @@ class LineQuery(ABC, Generic[LineT]):
         last_line = former_line or line
         last_line = last_line.model_copy(update={"parallelism": identity.parallelism or last_line.parallelism})
         # With a new checkpoint the batch is rewritten, or dropped.
-        if summary.all_committed or resume_step(last_line, identity, summary) is ResumeStep.NEW_CHECKPOINT:
+        if checkpoint.all_committed or resume_step(last_line, identity, checkpoint) is ResumeStep.NEW_CHECKPOINT:
             return type(self)(self.bridge, line, mapping)
         if finish_only := last_line != line:
             sys.stderr.write(f"--- line {line.name}\nthe unfinished batch is completed with the former settings\n")

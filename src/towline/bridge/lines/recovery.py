@@ -20,7 +20,6 @@ from typing import Final, NamedTuple, TypeAlias
 from towline.bridge.config.model import AnyLine, Uplink
 from towline.bridge.lines.account import copy_totals
 from towline.bridge.lines.identity import Identity, sink_ids
-from towline.bridge.lines.statuses import CheckpointSummary, kafka_offsets, read_checkpoint
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
 from towline.gateway.identity import INBOX_MISMATCH_CODES, Extent, JournalOffset, check_offset
@@ -73,10 +72,10 @@ Mismatch: TypeAlias = tuple[str, str, str]
 
 
 def _mismatches(
-    identity: Identity, checkpoint: CheckpointSummary, journals: Mapping[str, ServedJournal]
+    identity: Identity, checkpoint: Checkpoint, journals: Mapping[str, ServedJournal]
 ) -> Iterator[Mismatch]:
     """Yield each mismatch or older copy; one that makes later checks meaningless comes first."""
-    if (version := checkpoint.log_version) not in ("", _LOG_VERSION):
+    if (version := checkpoint.offset_log_version) not in ("", _LOG_VERSION):
         problem = f"the checkpoint's offset log has version {version}, and this Towline reads {_LOG_VERSION}"
         yield "TL-B53", problem, "Take the version of PySpark that wrote it"
     if identity.query and not checkpoint.query_id:
@@ -89,17 +88,13 @@ def _mismatches(
         yield "TL-B22", problem, "Bring the line's own checkpoint back"
     for name, journal in sorted(journals.items()):
         prefix = "" if name == identity.line else f"gateway {name}: "
-        if checkpoint.planned_batch is not None and (error := journal.mismatch(name)):
-            yield "TL-B24", f"{prefix}{error.problem}", _remedy(error)
+        if checkpoint.last_planned_batch() is not None and (error := journal.mismatch(name)):
+            yield "TL-B24", f"{prefix}{error.problem}", _RESTORE_NEWEST
         committed = journal.committed_offset
         if (end := journal.committed_position) is not None and end.offset < committed:
-            last_batch = f"its last batch {checkpoint.committed_batch} ends at offset {end.offset:,}"
+            last_batch = f"its last batch {checkpoint.last_committed_batch()} ends at offset {end.offset:,}"
             problem = f"the checkpoint is an older copy: {last_batch}, and {committed:,} was committed already"
             yield "TL-B23", f"{prefix}{problem}", "Bring back the newest checkpoint"
-
-
-def _remedy(error: TowlineError) -> str:
-    return "Bring back the state directory of that journal" if error.code == "TL-G04" else _RESTORE_NEWEST
 
 
 class ResumeStep(Enum):
@@ -118,21 +113,21 @@ def _has_markers(line: AnyLine, identity: Identity) -> bool:
     return policy(line.guarantee).transactions and policy(former_guarantee(line, identity)).transactions
 
 
-def resume_step(line: AnyLine, identity: Identity, checkpoint: CheckpointSummary) -> ResumeStep:
+def resume_step(line: AnyLine, identity: Identity, checkpoint: Checkpoint) -> ResumeStep:
     """Return the step that changed settings need, if nothing mismatches."""
     needs_state = isinstance(line, Uplink) and line.dedupe_window is not None
     # Spark refuses a checkpoint with state that the query has no use for, or without what it needs. A query that has
     # not finished a batch has no state yet, and can begin any.
-    if needs_state != checkpoint.stateful and (checkpoint.stateful or checkpoint.committed_batch is not None):
+    has_batch, has_state = checkpoint.last_committed_batch() is not None, checkpoint.has_state
+    if needs_state != has_state and (has_state or has_batch):
         return ResumeStep.NEW_CHECKPOINT
     # Each transaction of a batch has a marker of its own; without transactions the number of writers is not stored.
     has_markers = _has_markers(line, identity)
     rescaled = has_markers and identity.parallelism not in (0, line.parallelism)
     needs_markers = policy(line.guarantee).transactions and not has_markers  # there is no marker of the last batch
-    if checkpoint.planned_batch is None or not (rescaled or needs_markers):
+    if checkpoint.last_planned_batch() is None or not (rescaled or needs_markers):
         return ResumeStep.CONTINUE
-    is_committed = checkpoint.all_committed and checkpoint.committed_batch is not None
-    keeps_checkpoint = needs_state and is_committed
+    keeps_checkpoint = needs_state and has_batch and checkpoint.all_committed
     return ResumeStep.NEW_SINK if keeps_checkpoint else ResumeStep.NEW_CHECKPOINT
 
 
@@ -144,7 +139,7 @@ def check_resume(
     line: AnyLine,
     file: Path | str,
     identity: Identity,
-    checkpoint: CheckpointSummary,
+    checkpoint: Checkpoint,
     set_markers: SetMarkers | None = None,
     journals: Mapping[str, ServedJournal] = MappingProxyType({}),
 ) -> Identity:
@@ -154,7 +149,7 @@ def check_resume(
         line: Line with the settings of its next batch.
         file: Bridge file, as commands name it.
         identity: Identity of its last start.
-        checkpoint: Summary of the checkpoint.
+        checkpoint: Its checkpoint.
         set_markers: For lines whose batches are transactions.
         journals: Journals of the gateways that answered, by name.
 
@@ -166,7 +161,7 @@ def check_resume(
     next_step = resume_step(line, identity, checkpoint)
     replaces = next_step is ResumeStep.NEW_CHECKPOINT
     if replaces and not checkpoint.all_committed and _has_markers(line, identity):  # another sink would rewrite it
-        problem = f"batch {checkpoint.planned_batch} was begun, and by other settings than these"
+        problem = f"batch {checkpoint.last_planned_batch()} was begun, and by other settings than these"
         raise start_refusal(line, file, "TL-C210", problem, "Set dedupe as it was until the batch is done")
     if next_step is not ResumeStep.CONTINUE:
         sys.stderr.write(f"--- line {line.name}\na changed setting: the line {next_step.value}\n")
@@ -174,11 +169,12 @@ def check_resume(
     if next_step is ResumeStep.NEW_CHECKPOINT:
         new_identity = _reset_checkpoint(line, identity)
     elif next_step is ResumeStep.NEW_SINK:
+        batch = checkpoint.last_committed_batch()
         assert set_markers is not None
-        assert checkpoint.committed_batch is not None
+        assert batch is not None
         new_identity = identity.with_new_sink(sink_ids(line.gateway.state_dir))
         # Before the identity: a crash in between sets the same markers again.
-        set_markers(new_identity, checkpoint.committed_batch)
+        set_markers(new_identity, batch)
     new_identity = replace(new_identity, guarantee=line.guarantee.value, parallelism=line.parallelism)
     if new_identity != identity:
         new_identity.save(line.gateway.state_dir)  # before the first batch with these settings
@@ -201,7 +197,8 @@ def start_refusal(line: AnyLine, file: Path | str, code: str, problem: str, fix:
 def journal_refusal(line: AnyLine, file: Path | str, exc: TowlineError) -> TowlineError | None:
     """Return TL-B24 for a gateway whose journal does not match the checkpoint; None for another error."""
     problem = f"{exc.problem}; nothing was taken in"
-    return start_refusal(line, file, "TL-B24", problem, _remedy(exc)) if exc.code in INBOX_MISMATCH_CODES else None
+    refusal = start_refusal(line, file, "TL-B24", problem, _RESTORE_NEWEST)
+    return refusal if exc.code in INBOX_MISMATCH_CODES else None
 
 
 #: Possible cost of a reset.
@@ -231,16 +228,16 @@ def _reset_checkpoint(line: AnyLine, identity: Identity) -> Identity:
     backups = [path for generation, path in _former_checkpoints(line.checkpoint) if generation == identity.generation]
     continues_move = bool(backups) and not Checkpoint(str(line.checkpoint)).query_id
     former = backups[-1] if continues_move else line.checkpoint
-    summary, logs = read_checkpoint(former), Checkpoint(str(former))
+    logs = Checkpoint(str(former))
     # A batch that was begun with at_most_once is dropped, whatever the guarantee is now.
     may_repeat = policy(line.guarantee).replays_batches and policy(former_guarantee(line, identity)).replays_batches
-    batch = summary.committed_batch if may_repeat else summary.planned_batch
+    batch = logs.last_committed_batch() if may_repeat else logs.last_planned_batch()
     # Without a batch the start is the former one, which "latest" would miss; of a lost checkpoint it is unknown.
-    start_positions = identity.places if identity.query in ("", summary.query_id) else {}
+    start_positions = identity.places if identity.query in ("", logs.query_id) else {}
     new_identity = identity.reset(
         sink_ids(line.gateway.state_dir),
         places={position.gateway: position.to_json() for position in positions_at(logs, batch)} or start_positions,
-        offsets=kafka_offsets(former, batch) or identity.offsets,
+        offsets=logs.kafka_offsets(batch) or identity.offsets,
         topic_ids=saved_topic_ids(logs) or identity.topic_ids,
     )
     if former.exists():

@@ -1,17 +1,15 @@
-"""Status of a line's checkpoint and of its gateways, single and combined."""
+"""Status of a line's gateways, single and combined."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from towline.bridge.config.tables import with_file_keys
-from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import GatewayError, GatewayUnreachable, StateAccessDenied
 from towline.gateway.access import ACCESS_ERROR_CODES, ClientAccess
 from towline.gateway.client import GatewayClient
@@ -19,37 +17,6 @@ from towline.spark.link import GatewayAddress
 
 #: Time to wait for a gateway, in seconds; the query retries afterwards.
 _ANSWER_TIMEOUT_S: Final = 20.0
-
-#: By topic and partition.
-KafkaOffsets: TypeAlias = Mapping[str, Mapping[str, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSummary:
-    """Summary of a checkpoint."""
-
-    #: Id of the query in the checkpoint; "" when there is none.
-    query_id: str = ""
-    #: Newest batch in the offset log, and in the commit log; None when there is none.
-    planned_batch: int | None = None
-    committed_batch: int | None = None
-    #: Whether the checkpoint has state, such as dedupe keys.
-    stateful: bool = False
-    #: Version of the newest entry in the offset log; "" when there is none.
-    log_version: str = ""
-
-    @property
-    def all_committed(self) -> bool:
-        """Whether every planned batch is committed."""
-        return self.planned_batch == self.committed_batch
-
-
-def read_checkpoint(checkpoint: Path) -> CheckpointSummary:
-    """Read the summary of a checkpoint."""
-    logs = Checkpoint(str(checkpoint))
-    return CheckpointSummary(
-        logs.query_id, logs.last_planned_batch(), logs.last_committed_batch(), logs.has_state, logs.offset_log_version
-    )
 
 
 def request_status(gateway: GatewayClient) -> dict[str, Any]:
@@ -66,16 +33,6 @@ def gateway_status(state_dir: Path) -> dict[str, Any] | None:
         raise
     except GatewayError:
         return None
-
-
-def kafka_offsets(checkpoint: Path, batch: int | None) -> KafkaOffsets:
-    """Return the end offsets of a batch of Spark's Kafka source; without a batch, the query's start offsets.
-
-    Returns:
-        Offsets by topic and partition; empty if they can't be read, or the line is an uplink.
-    """
-    logs = Checkpoint(str(checkpoint))
-    return kafka_offsets_in([logs.kafka_start_offsets()] if batch is None else logs.offsets(batch))
 
 
 #: Key of an unavailable gateway: start of the outage, in seconds since 1970.

@@ -31,6 +31,7 @@ from towline.bridge.lines.recovery import journal_refusal
 from towline.bridge.runtime.failures import MAX_TEXT_CHARS, NO_JVM
 from towline.bridge.runtime.session import create_scratch_dir, driver_environment
 from towline.bridge.runtime.state import HELD, PAUSED, PAUSED_FILE, STOPPED, BridgeState, LineView, read_notes
+from towline.checkpoint import Checkpoint
 from towline.errors import (
     BrokerRefused,
     ConfigError,
@@ -167,8 +168,8 @@ class KafkaSupervisor(ChildSupervisor):
         """
         deadline = time.monotonic() + _KAFKA_POLL_S
         for line in self.bridge.downlinks:
-            batch, backlog = statuses.read_checkpoint(line.checkpoint).committed_batch, None
-            offsets = statuses.kafka_offsets(line.checkpoint, batch)
+            checkpoint, backlog = Checkpoint(str(line.checkpoint)), None
+            offsets = checkpoint.kafka_offsets(checkpoint.last_committed_batch())
             is_stopped, remaining_s = self._state.lines[line.name].query == STOPPED, deadline - time.monotonic()
             if admin is not None and offsets and not is_stopped and remaining_s > 0:
                 with contextlib.suppress(KafkaError):

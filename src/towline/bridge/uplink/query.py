@@ -24,14 +24,7 @@ from towline.bridge.lines.identity import IDENTITY_FILE, Identity
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import ServedJournal, check_resume
 from towline.bridge.lines.sql import RouteSql
-from towline.bridge.lines.statuses import (
-    CheckpointSummary,
-    endpoints_of,
-    gateway_status,
-    read_checkpoint,
-    request_status,
-    wait_for_answers,
-)
+from towline.bridge.lines.statuses import endpoints_of, gateway_status, request_status, wait_for_answers
 from towline.bridge.patterns import Pattern
 from towline.bridge.routes import routes_to_json
 from towline.bridge.uplink.sink import SINK_FORMAT, SOURCE_FORMAT
@@ -55,24 +48,20 @@ if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
 
 
-def read_evidence(
-    line: Uplink, access: ClientAccess, identity: Identity
-) -> tuple[CheckpointSummary, dict[str, ServedJournal]]:
-    """Read a line's checkpoint and query its gateways; unavailable ones are left out.
+def query_journals(line: Uplink, access: ClientAccess, identity: Identity) -> dict[str, ServedJournal]:
+    """Query the journals of a line's gateways, by their names; unavailable ones are left out.
 
     A query without a checkpoint that continues a former one needs all gateways of that one: each alone knows whether
     its journal is still the same.
 
-    Returns:
-        Evidence of the checkpoint; and the journal of each gateway that answered, by its name.
-
     Raises:
         GatewayError: None of the required gateways answers.
     """
-    evidence, logs = read_checkpoint(line.checkpoint), Checkpoint(str(line.checkpoint))
-    initial_positions = identity.start_positions if evidence.planned_batch is None else ()
-    planned_positions = initial_positions or positions_at(logs, evidence.planned_batch)
-    committed = positions_at(logs, evidence.committed_batch)
+    checkpoint = Checkpoint(str(line.checkpoint))
+    planned_batch = checkpoint.last_planned_batch()
+    initial_positions = identity.start_positions if planned_batch is None else ()
+    planned_positions = initial_positions or positions_at(checkpoint, planned_batch)
+    committed = positions_at(checkpoint, checkpoint.last_committed_batch())
 
     def query_gateway(client: GatewayClient) -> tuple[str, ServedJournal]:
         status = request_status(client)
@@ -83,8 +72,7 @@ def read_evidence(
         return str(status["name"]), ServedJournal(extent, committed_offset, position, committed_position)
 
     endpoints, is_local = endpoints_of(line.gateways or [str(line.gateway.state_dir)], access), not line.gateways
-    answers = wait_for_answers(endpoints, query_gateway, require_all=bool(initial_positions), is_local=is_local)
-    return evidence, dict(answers)
+    return dict(wait_for_answers(endpoints, query_gateway, require_all=bool(initial_positions), is_local=is_local))
 
 
 def initial_offsets(line: Uplink, identity: Identity, journals: Mapping[str, ServedJournal]) -> dict[str, int]:
@@ -216,22 +204,22 @@ class UplinkQuery(LineQuery[Uplink]):
 
     def _prepare_writer(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         line, file, access = self.line, str(self.bridge.file), self.bridge.gateway.access()
-        former = Identity.of_line(self.bridge, line)
-        evidence, journals = read_evidence(line, access, former)
-        identity = check_resume(line, file, former, evidence, self._set_markers, journals)
+        former, checkpoint = Identity.of_line(self.bridge, line), Checkpoint(str(line.checkpoint))
+        journals = query_journals(line, access, former)
+        identity = check_resume(line, file, former, checkpoint, self._set_markers, journals)
         if self._mapping:
             identity = identity.update(line.gateway.state_dir, mapping=self._mapping)
         if identity.generation != former.generation:  # reset: it starts after the committed batches
-            evidence, journals = read_evidence(line, access, identity)
+            journals = query_journals(line, access, identity)
         offsets, replays = initial_offsets(line, identity, journals), policy(line.guarantee).replays_batches
-        if evidence.planned_batch is None:
+        if checkpoint.last_planned_batch() is None:
             start = [JournalPosition(name, journal.extent.journal, offsets[name]) for name, journal in journals.items()]
             start_totals(line.checkpoint, start, drops=not replays)
         line_options = {
             "routes": self._routes,
             "letters": line.dead_letter_topic or "",
             "dedupes": str(line.dedupe_window is not None).lower(),
-            "empty": str(evidence.planned_batch) if not replays and not evidence.all_committed else "",
+            "empty": str(checkpoint.last_planned_batch()) if not replays and not checkpoint.all_committed else "",
         }
         rows = self.writer_input(self.source(spark, offsets))
         return rows.writeStream.format(SINK_FORMAT).options(**line_options, **self._sink_options(identity)), identity
