@@ -433,7 +433,7 @@ class LetterMapper:
     def _evaluate_sql(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Add the columns that Spark evaluates from the SQL of the routes."""
         data_frame = self._spark().createDataFrame(pa.Table.from_batches([rows]))
-        (batch,) = self._statements.writer_frame(data_frame, tolerant=True).toArrow().combine_chunks().to_batches()
+        (batch,) = self._statements.writer_frame(data_frame).toArrow().combine_chunks().to_batches()
         return to_row_schema(batch)
 
 

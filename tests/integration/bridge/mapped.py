@@ -35,12 +35,10 @@ def frame_of(
     return spark.createDataFrame(pa.Table.from_batches([rows])).coalesce(1)
 
 
-def mapped(
-    spark: SparkSession, routes: Sequence[Route], messages: Sequence[Mapping[str, Any]], *, tolerant: bool = True
-) -> list[Any]:
+def mapped(spark: SparkSession, routes: Sequence[Route], messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Of each message the arguments of ``produce``, or its dead letter, or why it is left out."""
     statements = RouteSql(routes)
-    return outcomes(routes, statements.writer_frame(frame_of(spark, routes, messages, statements), tolerant=tolerant))
+    return outcomes(routes, statements.writer_frame(frame_of(spark, routes, messages, statements)))
 
 
 def outcomes(routes: Sequence[Route], rows: DataFrame) -> list[Any]:

@@ -252,7 +252,7 @@ def test_what_becomes_of_messages(spark: SparkSession) -> None:
     cases = [*UP, *((one, as_a_url_query(one["topic"])) for one in bags)]
     routes = bridge(TENANTS).uplinks[0].routes
     statements = RouteSql(routes)
-    frame = statements.writer_frame(frame_of(spark, routes, [row for row, _ in cases], statements), tolerant=True)
+    frame = statements.writer_frame(frame_of(spark, routes, [row for row, _ in cases], statements))
     nodes = frame._jdf.queryExecution().executedPlan().treeString()
     assert "Project" in nodes
     assert "*(" not in nodes, "compiled as one method"

@@ -162,7 +162,7 @@ def test_no_payload_holds_a_line_by_what_sql_makes_of_it(spark: SparkSession) ->
 def applied(spark: SparkSession, table: dict[str, Any], sent: list[dict[str, Any]], **more: Any) -> list[Row]:
     statements = RouteSql(compiled(table), **more)
     rows = frame_of(spark, compiled(table), sent, statements).withColumn(EVENT_TIME, F.col("received_at"))
-    return statements.with_sql_columns(rows, tolerant=True).withColumn(DEDUPE_COLUMNS[-1], F.expr(UNIQUE)).collect()
+    return statements.with_sql_columns(rows).withColumn(DEDUPE_COLUMNS[-1], F.expr(UNIQUE)).collect()
 
 
 UNIQUE = f"CASE WHEN {DEDUPE} IS NULL THEN offset END"
@@ -194,7 +194,7 @@ def test_records_of_one_key_have_one_writer(spark: SparkSession) -> None:
     users = [{"key": "id", "value": "1"}]
     sent = [message(f"t/{n % 7}/{n % 3}", user_properties=users if n % 2 else None, offset=n) for n in range(200)]
     statements = RouteSql(compiled(table), parallelism=4)
-    rows = statements.writer_frame(frame_of(spark, compiled(table), sent, statements), tolerant=True)
+    rows = statements.writer_frame(frame_of(spark, compiled(table), sent, statements))
     parts: dict[str, set[int]] = {}
     for row in rows.withColumn("part", F.spark_partition_id()).collect():
         key = f"1{row['own']}" if row["user_properties"] else row["topic"]  # without a key the topic tells

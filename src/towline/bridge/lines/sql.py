@@ -28,9 +28,9 @@ from towline.bridge.routes import DEDUPE, HEADER_MAP, REJECT, ROUTE, WHERE, Rout
 from towline.schema import EVENT_TIME, ROW_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from towline.bridge.config.tables import DownlinkTable, FailureNotice
 
@@ -44,23 +44,25 @@ _NULL_TEXT: Final = "CAST(NULL AS STRING)"
 
 
 def _verdict_sql(sql: str | None, sql_type: str, default_sql: str) -> str:
-    """Wrap ``where`` or ``reject`` in a struct that is null only if the SQL raises (see `_null_on_error`)."""
+    """Wrap ``where`` or ``reject`` in a struct that is null only if the SQL raises (see `_with_columns`)."""
     return f"named_struct('said', {default_sql if sql is None else _cast_sql(sql, sql_type)})"
 
 
-def _null_on_error(column: Column) -> Column:
-    """Make a column null where its SQL raises: one message that breaks a condition must not stop all that follow.
+def _with_columns(frame: DataFrame, columns: Iterable[tuple[str, str]]) -> DataFrame:
+    """Add columns with their SQL, null where it raises: one message must not stop all that follow.
 
     Spark has this expression for its ``try_`` functions and no name for it in SQL.
     """
-    from pyspark.sql import Column as NewColumn  # noqa: PLC0415 - only the driver has it
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    from pyspark.sql import Column, SparkSession  # noqa: PLC0415 - only the driver has it
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom
 
     jvm: Any = SparkSession.active()._jvm  # noqa: SLF001 - there is no public way
     packages = jvm.org.apache.spark.sql
     convert = packages.classic.ExpressionUtils
-    expression = convert.expression(column._jc)  # noqa: SLF001 - see above
-    return NewColumn(convert.column(packages.catalyst.expressions.TryEval(expression)))
+    for name, text in columns:
+        expression = convert.expression(F.expr(text)._jc)  # noqa: SLF001 - see above
+        frame = frame.withColumn(name, Column(convert.column(packages.catalyst.expressions.TryEval(expression))))
+    return frame
 
 
 # -- of the routes of an uplink ---------------------------------------------------------------------------------------
@@ -114,17 +116,9 @@ class RouteSql:
         keys = [route.key for route in self._routes if self._parallelism > 1 and route.key is not None]
         return [*dedupe, *keys]
 
-    def with_sql_columns(self, frame: DataFrame, *, tolerant: bool) -> DataFrame:
-        """Add the columns of the routes' SQL to rows of the source with `ROUTE` and `value_columns`.
-
-        If `tolerant`, SQL that raises gives null for that message; else it ends the batch.
-        """
-        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
-
-        for name, text in self._column_sql().items():
-            column = F.expr(text)
-            frame = frame.withColumn(name, _null_on_error(column) if tolerant else column)
-        return frame
+    def with_sql_columns(self, frame: DataFrame) -> DataFrame:
+        """Add the columns of the routes' SQL to rows of the source with `ROUTE` and `value_columns`."""
+        return _with_columns(frame, self._column_sql().items())
 
     def _column_sql(self) -> dict[str, str]:
         columns = {name: self._case_sql(partial(_field_sql, name)) for name in self._field_names}
@@ -164,14 +158,14 @@ class RouteSql:
                 parts.append(sql_literal(part))
         return "''" if not parts else parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
 
-    def writer_frame(self, frame: DataFrame, *, tolerant: bool) -> DataFrame:
+    def writer_frame(self, frame: DataFrame) -> DataFrame:
         """Return the rows for the writing tasks: SQL evaluated, repeats dropped, one partition per writer.
 
         Where repeats are dropped `frame` has `EVENT_TIME` too.
         """
-        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `with_sql_columns`
+        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `_with_columns`
 
-        frame = self.with_sql_columns(frame, tolerant=tolerant)
+        frame = self.with_sql_columns(frame)
         if self._window is not None:
             frame = frame.withColumn(DEDUPE_COLUMNS[-1], F.expr(f"CASE WHEN {DEDUPE} IS NULL THEN offset END"))
             frame = frame.withWatermark(EVENT_TIME, self._window).dropDuplicatesWithinWatermark(list(DEDUPE_COLUMNS))
@@ -228,16 +222,14 @@ def apply_downlink_sql(
         message_config: JSON for `towline.bridge.messages.message_table`.
         parallelism: Partitions of the result; more than one are split by MQTT topic.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `_with_columns`
 
     frame = frame.select(*KAFKA_COLUMNS).observe(ROW_METRICS, F.expr("count(1)").alias("rows"))
-    for name, text in _sql_columns(section):
-        frame = frame.withColumn(name, _null_on_error(F.expr(text)))
+    frame = _with_columns(frame, _sql_columns(section))
     notice = dict(_notice_columns(section.failure_notice))
     if parallelism > 1 or notice:
         frame = _with_rendered(frame, message_config, section)
-    for name, text in notice.items():
-        frame = frame.withColumn(name, _null_on_error(F.expr(text)))
+    frame = _with_columns(frame, notice.items())
     fields = [name for name in section.fields if name in frame.columns]
     return (frame.coalesce(1) if parallelism == 1 else frame.repartition(parallelism, internal("topic"))).drop(*fields)
 
@@ -264,7 +256,7 @@ def _notice_columns(notice: FailureNotice | None) -> Iterator[tuple[str, str]]:
 
 def _with_rendered(frame: DataFrame, message_config: str, section: DownlinkTable) -> DataFrame:
     """Render the messages in a Python task, beside the fields that the notice's SQL names."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `apply_downlink_sql`
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `_with_columns`
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
     from pyspark.sql.types import StructField, StructType  # noqa: PLC0415
 

@@ -270,7 +270,7 @@ class UplinkQuery(LineQuery[Uplink]):
         """Return the input of the writing task: slices, or rows with the columns of the line's SQL."""
         if not self._statements.needs_spark:
             return rows
-        return self._statements.writer_frame(rows, tolerant=self.line.dead_letter_topic is not None)
+        return self._statements.writer_frame(rows)
 
     @cached_property
     def _statements(self) -> RouteSql:
