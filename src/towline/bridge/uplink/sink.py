@@ -207,7 +207,7 @@ class LineWriter(StreamWriter):
         self._empty_batch = int(options["empty"]) if options["empty"] else None
 
     def _deliver_task(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaTaskResult:
-        """Write the rows of a task; TL-B02, TL-B29, TL-B33 for a message that can't be written anywhere."""
+        """Write the rows of a task; TL-B02 for a message that can't be written anywhere."""
         counts, has_dead_letters = Counter[str](), self._delivery.settings.dead_letter_topic is not None
         parts = records(route_table(self._routes), _writer_messages(batches), counts, has_dead_letters=has_dead_letters)
         return replace(super()._deliver_task(task, parts), counts=counts)
@@ -256,7 +256,7 @@ def records(
         counts: Gets the number of messages ``seen``, of this writer's ``own``, and of those that are ``filtered``,
             ``undecided`` or ``unrouted``, or use a ``fallback``.
         has_dead_letters: Whether there is a dead-letter topic; without one the first invalid message fails the batch
-            (TL-B02, TL-B29, TL-B33), and unrouted messages are dropped.
+            (TL-B02), and unrouted messages are dropped.
     """
     for rows, writer, writers in messages:
         record_batch = table.render(rows)
@@ -282,19 +282,12 @@ _VALID_OUTCOMES: Final = pa.array([RowOutcome.RENDERED, RowOutcome.FALLBACK], pa
 
 def _undeliverable_error(record_batch: RecordBatch) -> KafkaError:
     """Return the error for a refused message of a line without a dead-letter topic."""
-    codes = [RowOutcome(code) for code in record_batch.column(OUTCOME).to_pylist()]
-    row = next(n for n, code in enumerate(codes) if code.reason and code is not RowOutcome.UNROUTED)
-    outcome, fault = codes[row], record_batch.column(FAULT)[row].as_py()
-    topic = record_batch.column("towline_topic")[row].as_py()
-    code, remedy = "TL-B02", "Give the line a dead_letter_topic"
-    if outcome in (RowOutcome.NOT_WHOLE, RowOutcome.TOO_MANY):
-        code, fault = "TL-B29", "a message was truncated, see towline-reason and max_packet_bytes"
-    elif outcome is RowOutcome.REJECTED:
-        code, fault = "TL-B33", f"reject: {fault}"
-    elif str(outcome.reason).startswith("topic_"):
-        remedy += ", or the route a fallback_topic"
-    problem = f"{fault}. The line stops, so that it is not lost"
-    return KafkaError(code, f'message of topic "{topic or ""}"', problem, f"{remedy}.")
+    is_routed = pc.not_equal(record_batch.column(OUTCOME), int(RowOutcome.UNROUTED))
+    refused = record_batch.filter(pc.and_(refused_mask(record_batch), is_routed)).slice(0, 1)
+    (row,) = refused.select(["towline_topic", FAULT]).to_pylist()
+    problem = f"{row[FAULT]}. The line stops, so that it is not lost"
+    remedy = "Give the line a dead_letter_topic, or the route a fallback_topic if its Kafka topic is the reason."
+    return KafkaError("TL-B02", f'message of topic "{row["towline_topic"] or ""}"', problem, remedy)
 
 
 def _writer_messages(batches: Iterable[RecordBatch]) -> Iterator[WriterMessages]:
