@@ -8,13 +8,12 @@ out of Spark's options, plans and pages [I12]: an option names an environment va
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from towline.errors import ConfigError, SetupError
-from towline.spark.java import SPARK_KAFKA_PACKAGE, cached_spark_kafka_jars, spark_kafka_jars
-from towline.spark.session import pyspark_version
+from towline.spark.java import SPARK_KAFKA_PACKAGE, spark_kafka_jars
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -57,7 +56,7 @@ def with_kafka_jars(bridge: Bridge) -> Bridge:
     if not bridge.downlinks:
         return bridge
     java_client(bridge.kafka.client_settings(), {})
-    if bridge.spark.kafka_jars or _configured_packages(bridge):
+    if bridge.spark.kafka_jars or _CONNECTOR in str(bridge.spark.conf.get(_PACKAGES_KEY, "")):
         return bridge
     try:
         jars = spark_kafka_jars()
@@ -69,25 +68,6 @@ def with_kafka_jars(bridge: Bridge) -> Bridge:
         )
         raise ConfigError("TL-B07", str(bridge.file), problem, remedy) from error
     return bridge.model_copy(update={"spark": bridge.spark.model_copy(update={"kafka_jars": tuple(jars)})})
-
-
-def _configured_packages(bridge: Bridge) -> str:
-    """Return spark.jars.packages, if Spark's Kafka source is among them; else ""."""
-    packages = str(bridge.spark.conf.get(_PACKAGES_KEY, ""))
-    return packages if _CONNECTOR in packages else ""
-
-
-def source_description(bridge: Bridge) -> str:
-    """Describe the jars of PySpark's Kafka source in one line, offline; "" without downlinks or PySpark."""
-    if not bridge.downlinks or not (version := pyspark_version()):
-        return ""
-    if packages := _configured_packages(bridge):
-        return f"Spark's Kafka source for PySpark {version}: Spark fetches {packages}"
-    jars: Sequence[Path] | None = bridge.spark.kafka_jars or cached_spark_kafka_jars()
-    if not jars:
-        return f"Spark's Kafka source for PySpark {version}: Maven brings its jars at the first start"
-    connectors = [jar.stem for jar in jars if jar.name.startswith("spark-")] or [jar.stem for jar in jars]
-    return f"Spark's Kafka source for PySpark {version}: {' + '.join(connectors)}"
 
 
 def java_client(client: Mapping[str, str], environ: MutableMapping[str, str] | None = None) -> dict[str, str]:

@@ -236,12 +236,6 @@ def spark_kafka_jars() -> list[Path]:
     return sorted(directory.glob("*.jar"))
 
 
-def cached_spark_kafka_jars() -> list[Path]:
-    """Return the jars of ``format("kafka")`` in the cache; empty when Maven would have to run."""
-    cache = cache_directory()
-    return sorted((cache / _SPARK_KAFKA_DIRECTORY).glob("*.jar")) if cache is not None else []
-
-
 class Tier(StrEnum):
     """JIT and garbage collector settings of Spark's JVM; docs/benchmarks.md has the figures."""
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_downlink_file import GOOD
-from towline.bridge import kafka_source
 from towline.cli import COMMANDS, main
 from towline.cli.screen import terminal_text
 from towline.errors import ConfigError, KafkaError
@@ -81,7 +80,6 @@ def test_without_pyspark_run_ends_with_2_and_check_says_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "pyspark_version", lambda: None)
-    monkeypatch.setattr(kafka_source, "pyspark_version", lambda: None)
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
     code, out, err = ran(capsys, "check", str(file))

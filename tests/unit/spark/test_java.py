@@ -16,7 +16,6 @@ from towline.errors import ConfigError, SetupError
 from towline.spark import java
 from towline.spark.java import (
     cache_directory,
-    cached_spark_kafka_jars,
     check_java,
     find_java,
     light_spark_home,
@@ -155,7 +154,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch, tmp
     assert cache_directory() == tmp_path / "towline"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", homeless)
-    assert (light_spark_home(), cached_spark_kafka_jars()) == (None, [])
+    assert light_spark_home() is None
     with pytest.raises(SetupError, match="TL-S18"):
         resolve_jars("some", ["a:b:1"])
     (tmp_path / "file").touch()
@@ -209,10 +208,8 @@ def test_a_failed_fetch_tells_its_cause_in_one_line_and_leaves_nothing_behind(
 
 def test_maven_brings_the_jars_of_sparks_kafka_source_once(maven: Callable[..., Maven]) -> None:
     asked = maven().poms
-    assert cached_spark_kafka_jars() == []
     found = spark_kafka_jars()
     assert spark_kafka_conf() == {"spark.jars": str(found[0])}
-    assert cached_spark_kafka_jars() == found
     (pom,) = asked
     assert pom.count("<exclusion>") == 4, "nothing that nobody asked for"
 

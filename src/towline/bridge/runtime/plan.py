@@ -8,7 +8,6 @@ from typing import Any, Final, TypeAlias
 from towline.bridge.config.document import Document
 from towline.bridge.config.model import Bridge, Downlink, Uplink
 from towline.bridge.config.subscriptions import shadowed_routes
-from towline.bridge.kafka_source import source_description
 from towline.gateway.settings import GatewaySettings, ShareMethod
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecure_settings
@@ -53,7 +52,7 @@ def bridge_plan(bridge: Bridge) -> Plan:
             "create_topics": bridge.kafka.create_topics is not None,
             "insecure": bool(insecure_settings(bridge.kafka.client_settings())),
         },
-        "spark": {"master": bridge.spark.master, "ui": bridge.spark.ui, "kafka_source": source_description(bridge)},
+        "spark": {"master": bridge.spark.master, "ui": bridge.spark.ui},
         "lines": [_line_plan(line, document) for line in bridge.lines],
         "warnings": plan_warnings(bridge, document),
     }
@@ -179,12 +178,8 @@ def render(plan: Plan) -> str:
     topic_notes += "   insecure" if kafka["insecure"] else ""
     topics = ", ".join(kafka["topics"]) or "from messages only"
     text_lines = [f'bridge "{plan["bridge"]}"   {len(lines)} line{"s" * (len(lines) != 1)}   {plan["file"]}']
-    rows = {
-        "kafka": f"{kafka['bootstrap_servers']}   topics {topics}{topic_notes}",
-        "state": plan["state_dir"],
-        "spark": plan["spark"]["kafka_source"],
-    }
-    text_lines += [f"  {label:9} {text}" for label, text in rows.items() if text]
+    text_lines.append(f"  kafka     {kafka['bootstrap_servers']}   topics {topics}{topic_notes}")
+    text_lines.append(f"  state     {plan['state_dir']}")
     text_lines += [f"  ! {text}" for text in plan["warnings"]]
     for line in lines:
         is_downlink = line["direction"] == "down"

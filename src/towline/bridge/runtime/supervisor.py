@@ -19,7 +19,7 @@ from typing import Any
 from towline import files
 from towline.bridge.config.file import load
 from towline.bridge.config.model import AnyLine, Bridge
-from towline.bridge.kafka_source import source_description, with_kafka_jars
+from towline.bridge.kafka_source import with_kafka_jars
 from towline.bridge.lines.identity import assign_identities, record_lines, removed_line_notes
 from towline.bridge.runtime.child_supervisors import (
     DriverSupervisor,
@@ -114,8 +114,6 @@ class Supervisor:
                 if not bridge.uplinks:
                     raise
                 source_error = error  # of downlinks; uplinks need no jar
-            if not source_error and (jars := source_description(bridge)):
-                self._screen.print_event(jars)
             is_retiring = any(line.gateway.drain_s is not None for line in bridge.lines)
             if not is_retiring:
                 for text in (*assign_identities(bridge), *removed_line_notes(bridge)):
