@@ -102,9 +102,8 @@ class BatchTotals:
 
     Attributes:
         batch: Id of the last batch; `towline.kafka.markers.NO_BATCH` for the totals of earlier checkpoints.
-        counts: Sums of `BatchResult.counts`; and ``again``: acknowledged once more when a batch was repeated; ``drift``
-            and ``drift_dead``: rows, and dead letters, by which the totals of Kafka's markers differ from those that
-            this sink wrote.
+        counts: Sums of `BatchResult.counts`; and ``drift`` and ``drift_dead``: rows, and dead letters, by which the
+            totals of Kafka's markers differ from those that this sink wrote.
         spans: Covered ranges of the last batch.
         marks: Marker totals after the last batch; None if there are none.
         sink: Sink name of the last batch.
@@ -201,16 +200,12 @@ class SinkNote:
 
     def with_batch(self, batch: int, result: BatchResult, throughput: WriteThroughput | None = None) -> Self:
         """Return the note with a batch and its write throughput added; None keeps the former throughput."""
-        previous, former = self.totals_before(batch), self.totals_of(batch)  # `former` is of an earlier run
+        previous = self.totals_before(batch)
         step, histogram = result.marks, previous.histogram if previous else Histogram(BATCH_BUCKETS)
         for seconds in result.seconds:
             histogram.observe(seconds)
         counts = Counter(previous.counts if previous else {})
         counts.update(result.counts)
-        same_markers = step and former and (result.sink, step.totals_after) == (former.sink, former.marks)
-        if former and not same_markers:  # with the same markers nothing was written again
-            rewritten_rows = former.counts_since(previous)["acknowledged"]
-            counts["again"] += min(rewritten_rows, result.counts.get("acknowledged", 0))
         is_adjacent = previous and (previous.batch, previous.sink) == (batch - 1, result.sink)
         if previous and is_adjacent and previous.marks is not None and step and step.totals_before is not None:
             counts["drift"] += step.totals_before.rows - previous.marks.rows

@@ -187,16 +187,6 @@ def test_a_marker_with_other_totals_is_told_unless_a_person_has_set_it(tmp_path:
     assert "adds up ✓" in another_batch(line)
 
 
-def test_what_a_crash_wrote_again_is_told_as_again(tmp_path: Path) -> None:
-    line = runs(tmp_path, "at_least_once")
-    line.receive([Message()] * 3)
-    line.run("noted")
-    line.run()
-    assert line.account.sentence() == (
-        "received 13 = in Kafka 11 (3 of them again) + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓"
-    )
-
-
 def test_a_note_that_a_power_failure_took_leaves_nothing_but_offsets(tmp_path: Path) -> None:
     """What was carried before it is named so; what Spark had done by then waits until the next batch tells of it."""
     line = runs(tmp_path, "at_least_once")

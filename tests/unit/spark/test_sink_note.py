@@ -36,9 +36,8 @@ def test_a_batch_that_runs_again_counts_once(batches: list[tuple[int, int, int]]
     for batch, (rows, lost, runs) in enumerate(batches):
         for _ in range(runs):
             note = note.with_batch(batch, result(rows + lost, rows, lost=lost))
-    again = sum(rows for rows, _, runs in batches if runs > 1)
     rows, lost = sum(one[0] for one in batches), sum(one[1] for one in batches)
-    assert counts(note, len(batches) - 1) == +Counter(given=rows + lost, acknowledged=rows, lost=lost, again=again)
+    assert counts(note, len(batches) - 1) == +Counter(given=rows + lost, acknowledged=rows, lost=lost)
 
 
 def test_a_batch_that_is_served_empty_or_was_not_noted() -> None:
@@ -87,8 +86,6 @@ def test_a_note_that_can_not_be_read_begins_no_new_totals(tmp_path: Path) -> Non
 
 def test_markers_are_held_against_where_the_batch_before_left_them() -> None:
     note = SinkNote().with_batch(0, result(5, marks=MarkerStep(None, MarkerTotals(5, 0))))
-    again = note.with_batch(0, result(5, marks=MarkerStep(None, MarkerTotals(5, 0))))
-    assert "again" not in counts(again, 0), "the marker skipped it"
     note = note.with_batch(1, result(5, marks=MarkerStep(MarkerTotals(12, 1), MarkerTotals(17, 1))))
     assert (counts(note, 1)["drift"], counts(note, 1)["drift_dead"]) == (7, 1)
     steps = {2: MarkerStep(None, MarkerTotals(9, 9)), 4: MarkerStep(MarkerTotals(0, 0), MarkerTotals(5, 0))}

@@ -184,10 +184,9 @@ class LineAccount:
         }
 
 
-def remark_text(*counts: tuple[int, str]) -> str:
+def remark_text(count: int, label: str) -> str:
     """Return a remark on a subset of a part's messages, such as " (9 of them uncounted)"; "" if there is none."""
-    texts = [f"{count:,} of them {label}" for count, label in counts if count]
-    return f" ({', '.join(texts)})" if texts else ""
+    return f" ({count:,} of them {label})" if count else ""
 
 
 def _sink_disagreements(counts: Counter[str]) -> Iterator[str]:
@@ -247,15 +246,14 @@ def uplink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
     counts = notes.counts
     for journal in {*statuses_by_journal, *spans}:
         counts.update(_gateway_counts(statuses_by_journal.get(journal, {}), spans.get(journal)))
-    unconfirmed, again = counts["journal.before"] + counts["unwitnessed"] + counts["unknown"], counts["again"]
-    kafka_remark = remark_text((unconfirmed, "unconfirmed"), (again, "again"))
-    uncounted = counts["journal.committed"]
+    unconfirmed = counts["journal.before"] + counts["unwitnessed"] + counts["unknown"]
+    in_kafka, uncounted = unconfirmed + counts["acknowledged"], counts["journal.committed"]
     # ``unrouted``: no route matches. ``skipped``: dropped by at_most_once after a crash. ``lost``: dropped by its sink
     # after the delivery timeout. ``deduplicated``: repeats by dedupe key or open packet id. ``left_out``: did not reach
     # the sink, in a batch with unknown reasons. ``arriving``: not yet on disk, unacknowledged.
     parts = {
         "received": AccountPart("received", counts["journal.received"]),
-        "in_kafka": AccountPart("in Kafka", unconfirmed + counts["acknowledged"], kafka_remark),
+        "in_kafka": AccountPart("in Kafka", in_kafka, remark_text(unconfirmed, "unconfirmed")),
         "filtered": AccountPart("filtered", counts["filtered"]),
         "undecided": AccountPart("where is null", counts["undecided"]),
         "unrouted": AccountPart("unrouted", counts["unrouted"]),
@@ -265,7 +263,7 @@ def uplink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
         "deduplicated": AccountPart("deduplicated", counts["spark.deduplicated"] + counts["journal.repeats"]),
         "left_out": AccountPart("unexplained", counts["left_out"] + counts["dropped"] - counts["spark.dropped"]),
         "arriving": AccountPart("arriving", counts["journal.arriving"]),
-        "waiting": AccountPart("waiting", counts["journal.waiting"], remark_text((uncounted, "committed"))),
+        "waiting": AccountPart("waiting", counts["journal.waiting"], remark_text(uncounted, "committed")),
     }
     received = parts["received"].messages
     disagreements = [*_uplink_disagreements(counts)]
@@ -274,7 +272,7 @@ def uplink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
     return LineAccount(
         parts,
         disagreements,
-        more={"not_witnessed": unconfirmed, "again": again, "uncounted": uncounted},
+        more={"not_witnessed": unconfirmed, "uncounted": uncounted},
         away=tuple(outage_text(name, status) for name, status in statuses.items() if name and AWAY_SINCE in status),
     )
 
@@ -313,8 +311,8 @@ def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccoun
     # ``delivered``: acknowledged by the broker, or sent with QoS 0. ``expired``: not sent before the message expiry.
     # ``refused``: by the broker; the gateway stores them separately.
     parts = {
-        "taken": AccountPart("taken", taken, remark_text((uncounted, "uncounted"))),
-        "delivered": AccountPart("delivered", delivered, remark_text((degraded, "at QoS 1, not 2"))),
+        "taken": AccountPart("taken", taken, remark_text(uncounted, "uncounted")),
+        "delivered": AccountPart("delivered", delivered, remark_text(degraded, "at QoS 1, not 2")),
         "dead_lettered": AccountPart("dead-lettered", counts["unfit"]),
         "filtered": AccountPart("filtered", counts["filtered"]),
         "undecided": AccountPart("where is null", counts["undecided"]),

@@ -388,5 +388,5 @@ def _outbox_text(outbox: Mapping[str, Any], account: Mapping[str, Any]) -> str:
     parts = [f"queued {queued}", f"in flight {in_flight}", _disk_size_text(outbox)]
     if incomplete := outbox.get("incomplete"):
         parts.append(f"{incomplete:,} of an incomplete batch")
-    remark = remark_text((account.get("hidden") or 0, _OPEN_TRANSACTION))
+    remark = remark_text(account.get("hidden") or 0, _OPEN_TRANSACTION)
     return f"  outbox    {'   '.join(parts)}   {_number(account.get('behind'))} offsets behind in Kafka{remark}"
