@@ -39,7 +39,7 @@ from towline.kafka.admin import KafkaAdmin, check_topic_ids, recreated_topics, s
 from towline.kafka.options import SinkSettings
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from towline.kafka.admin import Offsets
@@ -208,7 +208,15 @@ class DownlinkQuery(LineQuery[Downlink]):
             limit = self._packet_limit(identity)
             identity = identity.update(line.gateway.state_dir, mapping=self._mapping, packet_limit=limit)
         fails_on_loss = line.on_data_loss == "stop" and not ignores_loss
-        records = self._read_stream(spark, self._starting_offsets(identity, check.topic_ids), fails_on_loss)
+        pattern = line.from_.pattern if isinstance(line.from_, KafkaPattern) else None
+        source_options = {
+            **self._source_options(),
+            "subscribe" if pattern is None else "subscribePattern": pattern or ",".join(line.topics),
+            "startingOffsets": self._starting_offsets(identity, check.topic_ids),
+            "failOnDataLoss": str(fails_on_loss).lower(),
+            "maxOffsetsPerTrigger": str(line.max_messages_per_trigger),
+        }
+        records = spark.readStream.format("kafka").options(**source_options).load()
         options = self._message_options(identity)
         rows = apply_downlink_sql(records, line, options, parallelism=line.parallelism)
         return rows.writeStream.format(FORMAT).options(**self._sink_options(identity)), identity
@@ -216,7 +224,7 @@ class DownlinkQuery(LineQuery[Downlink]):
     def _packet_limit(self, identity: Identity) -> int:
         """Return the broker's largest packet, or the last known one; 0 for no limit. Raises TL-G01, no answer."""
         endpoints = endpoints_of([str(self.line.gateway.state_dir)], ClientAccess())
-        (status,) = wait_for_answers(endpoints, request_status, is_local=True)
+        (status,) = wait_for_answers(endpoints, request_status)
         online = status.get("state") == "online"  # only then the broker's limit is known, and None means no limit
         return int(status.get("broker_max_packet_bytes") or 0) if online else identity.packet_limit
 
@@ -246,18 +254,6 @@ class DownlinkQuery(LineQuery[Downlink]):
         line = self.line
         extra = {"line": line.name, "qos": line.qos, "limit": identity.packet_limit}
         return json.dumps({**line.message_table_config(), **extra, "send_controls": line.control_characters == "send"})
-
-    def _read_stream(self, spark: SparkSession, starting_offsets: str, fails_on_loss: bool) -> DataFrame:  # noqa: FBT001 - of one caller
-        line = self.line
-        pattern = line.from_.pattern if isinstance(line.from_, KafkaPattern) else None
-        options = {
-            **self._source_options(),
-            "subscribe" if pattern is None else "subscribePattern": pattern or ",".join(line.topics),
-            "startingOffsets": starting_offsets,
-            "failOnDataLoss": str(fails_on_loss).lower(),
-            "maxOffsetsPerTrigger": str(line.max_messages_per_trigger),
-        }
-        return spark.readStream.format("kafka").options(**options).load()
 
     def source_settings(self) -> dict[str, str]:
         """Return the client settings of Spark's Kafka source, with Java's names, secrets as names of variables."""

@@ -13,7 +13,7 @@ from towline.bridge.config.tables import with_file_keys
 from towline.errors import GatewayError, GatewayUnreachable, StateAccessDenied
 from towline.gateway.access import ACCESS_ERROR_CODES, ClientAccess
 from towline.gateway.client import GatewayClient
-from towline.spark.link import GatewayAddress
+from towline.spark.link import GatewayAddress, retry_while_unreachable
 
 #: Time to wait for a gateway, in seconds; the query retries afterwards.
 _ANSWER_TIMEOUT_S: Final = 20.0
@@ -78,32 +78,27 @@ def ask_each(
 
 
 def wait_for_answers(
-    endpoints: Sequence[GatewayAddress],
-    request: Callable[[GatewayClient], _Answer],
-    *,
-    require_all: bool = True,
-    is_local: bool = False,
+    endpoints: Sequence[GatewayAddress], request: Callable[[GatewayClient], _Answer], *, require_all: bool = True
 ) -> list[_Answer]:
     """Wait for the answers of gateways; skip unavailable ones, unless `require_all`.
-
-    `is_local` is for the line's own gateway, which the bridge restarts.
 
     Raises:
         GatewayError: The error of a required gateway that does not answer within the timeout.
     """
-    deadline = time.monotonic() + _ANSWER_TIMEOUT_S
-    while True:
+
+    def ask_all() -> list[_Answer]:
         answers = ask_each(endpoints, request).values()
         received_answers = [answer for answer in answers if not isinstance(answer, GatewayError)]
         failure = next((answer for answer in answers if isinstance(answer, GatewayError)), None)
-        if failure is None or (received_answers and not require_all):
-            return received_answers
-        if time.monotonic() >= deadline:
-            if is_local and failure.code == "TL-G01":
-                remedy = "It is restarted automatically; the query then continues."
-                raise GatewayUnreachable("TL-G01", failure.location, "no gateway answers", remedy)
+        if failure is not None and (require_all or not received_answers):
             raise failure
-        time.sleep(0.2)
+        return received_answers
+
+    try:
+        return retry_while_unreachable(ask_all, timeout_s=_ANSWER_TIMEOUT_S)
+    except GatewayUnreachable as error:
+        remedy = "The query continues when it answers; a gateway of this bridge is restarted automatically."
+        raise GatewayUnreachable(error.code, error.location, error.problem, remedy) from None
 
 
 def combine_statuses(

@@ -71,8 +71,8 @@ def query_journals(line: Uplink, access: ClientAccess, identity: Identity) -> di
         committed_offset = int(status["consumers"].get(CONSUMER, 0))
         return str(status["name"]), ServedJournal(extent, committed_offset, position, committed_position)
 
-    endpoints, is_local = endpoints_of(line.gateways or [str(line.gateway.state_dir)], access), not line.gateways
-    return dict(wait_for_answers(endpoints, query_gateway, require_all=bool(initial_positions), is_local=is_local))
+    endpoints = endpoints_of(line.gateways or [str(line.gateway.state_dir)], access)
+    return dict(wait_for_answers(endpoints, query_gateway, require_all=bool(initial_positions)))
 
 
 def initial_offsets(line: Uplink, identity: Identity, journals: Mapping[str, ServedJournal]) -> dict[str, int]:
