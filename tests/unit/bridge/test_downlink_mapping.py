@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bridge.test_downlink_file import GOOD, read, the_line
-from towline.bridge.config.model import Downlink
-from towline.bridge.downlink.query import DownlinkQuery, line_of_last_batches, mapping_of
+from tests.unit.bridge.test_downlink_file import GOOD, read
+from towline.bridge.config.model import Bridge, Downlink
+from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.lines.identity import Identity
 from towline.errors import ConfigError
 
@@ -25,12 +25,17 @@ def checkpoint(line: Downlink, offsets: dict[str, Any], batch: int = 0, *, done:
     (line.checkpoint / "metadata").write_text('{"id":"q"}')
 
 
+def mapping_of(bridge: Bridge) -> str:
+    line = bridge.downlinks[0]
+    return DownlinkQuery(bridge, line)._line_of_next_batch(Identity.of_line(bridge, line))[1]
+
+
 def test_an_unfinished_batch_is_finished_with_its_settings(tmp_path: Path) -> None:
     """All that decides about its rows is as it was, and what is to be done about a loss as the file says it now."""
     bridge = read(GOOD + 'where = "old"\nparallelism = 2\ndead_letter_topic = "dead"\n', tmp_path)
     (before,) = bridge.downlinks
     checkpoint(before, {"commands": {"0": 12}}, done=False)
-    Identity("commands", "plant-7.commands", query="q", mapping=mapping_of(before)).save(before.gateway.state_dir)
+    Identity("commands", "plant-7.commands", query="q", mapping=mapping_of(bridge)).save(before.gateway.state_dir)
     new = GOOD + 'where = "new"\nguarantee = "exactly_once"\non_data_loss = "go_on"\n'
     bridge = read(new.replace('guarantee = "at_least_once"\n', ""), tmp_path)
     query = DownlinkQuery(bridge, bridge.downlinks[0])
@@ -46,7 +51,7 @@ def test_an_unfinished_batch_is_finished_with_its_settings(tmp_path: Path) -> No
 def test_an_unfinished_batch_with_refused_settings_needs_a_reset(tmp_path: Path) -> None:
     bridge = read(GOOD, tmp_path)
     (line,) = bridge.downlinks
-    mapping = json.dumps(json.loads(mapping_of(line)) | {"where": "'{key}' = 'a'"})
+    mapping = json.dumps(json.loads(mapping_of(bridge)) | {"where": "'{key}' = 'a'"})
     Identity("commands", "plant-7.commands", query="q", mapping=mapping).save(line.gateway.state_dir)
     checkpoint(line, {"commands": {"0": 12}}, done=False)
     query = DownlinkQuery(bridge, line)
@@ -68,8 +73,9 @@ def test_the_settings_of_the_mapping(tmp_path: Path, setting: str, same: bool) -
     head, _, table = GOOD.partition("[[downlink]]")
     key = setting.partition(" ")[0]
     rest = head + "[[downlink]]" + "".join(f"{row}\n" for row in table.split("\n") if not row.startswith(f"{key} ="))
-    now, before = the_line(rest + setting, tmp_path), the_line(GOOD, tmp_path)
-    assert (line_of_last_batches(now, mapping_of(before)) == line_of_last_batches(now, "")) is same
+    bridge, before = read(rest + setting, tmp_path), mapping_of(read(GOOD, tmp_path))
+    query = DownlinkQuery(bridge, bridge.downlinks[0])
+    assert (query._line_of_last_batch(before) == query.line) is same
 
 
 @pytest.mark.parametrize(

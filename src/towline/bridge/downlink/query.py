@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from towline.bridge.config.model import Downlink
 from towline.bridge.config.rules import message_problems
-from towline.bridge.config.tables import DownlinkTable, KafkaPattern
+from towline.bridge.config.tables import KafkaPattern
 from towline.bridge.downlink.sink import FORMAT, LETTERS, LOCATION, MESSAGES, MQTT, REMEDY, DownlinkSink
 from towline.bridge.kafka_source import java_client
 from towline.bridge.lines.account import add_spark_counts
@@ -176,29 +176,34 @@ def _ranges_text(name: str, ranges: list[tuple[str, int, int]]) -> str:
 
 
 _EARLIEST, _LATEST = -2, -1  #: Start and end of a partition, as Spark's Kafka source takes them.
-#: Keys of the table that are settings of the gateway.
-_GATEWAY_KEYS: Final = frozenset({"profile", "listen", "mqtt", "outbox"})
 #: Settings that do not change the rows of an unfinished batch: the current file applies.
-_NOT_IN_MAPPING: Final = _GATEWAY_KEYS | {"name", "starting_offsets", "on_data_loss", "confirm", "trigger_interval_s"}
+_SETTINGS_OF_FILE: Final = (
+    *("name", "profile", "gateway", "listen", "mqtt", "outbox"),
+    *("starting_offsets", "on_data_loss", "confirm", "trigger_interval_s"),
+)
 
 
 class DownlinkQuery(LineQuery[Downlink]):
     """Spark query of a downlink."""
 
     def _line_of_last_batch(self, mapping: str) -> Downlink | None:
-        return line_of_last_batches(self.line, mapping) if _parse_mapping(mapping) else None
+        with suppress(ValidationError):
+            former = Downlink.model_validate_json(mapping)
+            if not any(message_problems(former)):
+                return former.model_copy(update={name: getattr(self.line, name) for name in _SETTINGS_OF_FILE})
+        return None
 
     def _line_of_next_batch(self, identity: Identity) -> tuple[Downlink, str]:  # noqa: ARG002 - used by uplinks
         # The outbox may have a part of a batch that a crash interrupted, and Kafka its dead letters [I10]: so the batch
         # is finished with the mapping it was started with.
-        return self.line, mapping_of(self.line)
+        return self.line, self.line.model_dump_json(by_alias=True, exclude_defaults=True)
 
     def _prepare_writer(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
         line, file, identity = self.line, str(self.bridge.file), Identity.of_line(self.bridge, self.line)
         checkpoint = Checkpoint(str(line.checkpoint))
         identity = check_resume(line, file, identity, checkpoint)
-        limit = line_of_last_batches(line, identity.mapping).max_messages_per_trigger
+        limit = (self._line_of_last_batch(identity.mapping) or line).max_messages_per_trigger
         check = check_topics(line, file, self.bridge.kafka.client_settings(), limit)
         self.remarks = check.remarks
         # While a topic is missing Spark stops at a batch that was planned without it; all other losses were checked.
@@ -322,26 +327,3 @@ class DownlinkQuery(LineQuery[Downlink]):
         options[MESSAGES] = self._message_options(identity)
         sides = (MQTT, mqtt_options), (LETTERS, kafka_options)
         return options | {prefix + key: value for prefix, side in sides for key, value in side.items()}
-
-
-def mapping_of(line: Downlink) -> str:
-    """Return a line's settings as JSON."""
-    fields = DownlinkTable.model_fields.keys() - _GATEWAY_KEYS
-    return line.model_dump_json(by_alias=True, exclude_defaults=True, include=fields)
-
-
-def line_of_last_batches(line: Downlink, mapping: str) -> Downlink:
-    """Return the line with the mapping of its last batches, as its identity has it; "" for a line that never ran.
-
-    A mapping that this version refuses is ignored.
-    """
-    section = _parse_mapping(mapping)
-    field_names = [name for name in DownlinkTable.model_fields if section and name not in _NOT_IN_MAPPING]
-    return line.model_copy(update={name: getattr(section, name) for name in field_names})
-
-
-def _parse_mapping(mapping: str) -> DownlinkTable | None:
-    with suppress(ValidationError):
-        section = DownlinkTable.model_validate_json(mapping)
-        return None if any(message_problems(section)) else section
-    return None
