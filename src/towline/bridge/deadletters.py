@@ -102,7 +102,7 @@ class LetterFilter(NamedTuple):
     """Filter of dead letters by line and by reason; None for all."""
 
     line: str | None = None
-    reason: str | None = None
+    reason: Reason | None = None
 
 
 @dataclass
@@ -180,7 +180,7 @@ class DeadLetterTopic:
         if line is None:
             self.unknown_sources[letter.dead_letter.source] += 1
             return False
-        return selection.line in (None, line.name) and selection.reason in (None, letter.dead_letter.reason.value)
+        return selection.line in (None, line.name) and selection.reason in (None, letter.dead_letter.reason)
 
     def _read_letters(self) -> Iterator[StoredLetter]:
         collectors: dict[int, ChunkAssembler] = {}

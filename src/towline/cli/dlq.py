@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from towline.cli.screen import AsJson, BridgeFile, command_app, load_bridge, print_result
-from towline.errors import ConfigError, did_you_mean
+from towline.kafka.deadletters import Reason
 from towline.timing import local_time
 
 if TYPE_CHECKING:
@@ -31,14 +31,16 @@ app = command_app(
 )
 
 Line = Annotated[str | None, typer.Option(help="Only those of this line.", show_default=False)]
-Reason = Annotated[str | None, typer.Option(help="Only those with this reason.", show_default=False)]
+LetterReason = Annotated[
+    Reason | None, typer.Option(metavar="REASON", help="Only those with this reason.", show_default=False)
+]
 
 
 @app.command(epilog="Example:  towline dlq show bridge.toml --reason topic_illegal --limit 5")
 def show(
     file: BridgeFile = Path("bridge.toml"),
     line: Line = None,
-    reason: Reason = None,
+    reason: LetterReason = None,
     limit: Annotated[int, typer.Option(min=0, help="List so many of them; all are counted.")] = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -64,7 +66,7 @@ def show(
 def replay(
     file: BridgeFile = Path("bridge.toml"),
     line: Line = None,
-    reason: Reason = None,
+    reason: LetterReason = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many letters.", show_default=False)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only print what would be done.")] = False,
     as_json: AsJson = False,
@@ -88,13 +90,9 @@ def replay(
         raise typer.Exit(1)
 
 
-def _letter_filter(bridge: Bridge, line: str | None, reason: str | None) -> deadletters.LetterFilter:
+def _letter_filter(bridge: Bridge, line: str | None, reason: Reason | None) -> deadletters.LetterFilter:
     from towline.bridge import deadletters  # noqa: PLC0415 - loaded when it is called
-    from towline.kafka.deadletters import Reason as KnownReason  # noqa: PLC0415
 
-    known_reasons = set(KnownReason)
-    if reason is not None and reason not in known_reasons:
-        raise ConfigError("TL-C21", "--reason", f'there is no reason "{reason}"', did_you_mean(reason, known_reasons))
     return deadletters.LetterFilter(bridge.line(line).name if line else None, reason)
 
 

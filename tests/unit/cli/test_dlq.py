@@ -22,7 +22,6 @@ from towline.kafka.deadletters import DeadLetter, Reason, to_records
     [
         ([], "no line has a dead-letter topic. Give the line dead_letter_topic"),
         (["--line", "telemetri"], 'no line is named "telemetri". Did you mean "telemetry"?   [TL-C73]'),
-        (["--reason", "too_larg"], '--reason: there is no reason "too_larg". Did you mean "too_large"?   [TL-C21]'),
     ],
 )
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: list[str], told: str) -> None:
