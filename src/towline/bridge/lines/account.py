@@ -209,10 +209,6 @@ def _gateway_counts(status: Mapping[str, Any], span: Span | None) -> Counter[str
 
     ``repeats`` were resent under an open QoS 2 packet id: answered, and not stored [I3]. ``before`` were delivered
     before the totals begin. ``waiting`` are not known to be delivered, though the gateway counts some as ``committed``.
-
-    Args:
-        status: ``received``, ``end``, ``committed``, ``deduplicated`` ...
-        span: Offsets of its journal in the totals; None if there are none yet.
     """
     committed_offset = span.end if span else int(status.get("committed", 0))
     end_offset, repeats = int(status.get("end", committed_offset)), int(status.get("deduplicated", 0))

@@ -221,7 +221,9 @@ class UplinkQuery(LineQuery[Uplink]):
             "dedupes": str(line.dedupe_window is not None).lower(),
             "empty": str(checkpoint.last_planned_batch()) if not replays and not checkpoint.all_committed else "",
         }
-        rows = self.writer_input(self.source(spark, offsets))
+        rows = self.source(spark, offsets)
+        if self._statements.needs_spark:
+            rows = self._statements.writer_frame(rows)
         return rows.writeStream.format(SINK_FORMAT).options(**line_options, **self._sink_options(identity)), identity
 
     def sink_settings(self) -> SinkSettings:
@@ -239,7 +241,10 @@ class UplinkQuery(LineQuery[Uplink]):
         MarkerStore(SinkSettings.parse(self._sink_options(identity)), identity.sink).reset(batch)
 
     def source(self, spark: SparkSession, start_offsets: Mapping[str, int]) -> DataFrame:
-        """Return the rows of the line's gateways; `start_offsets` apply to a query without a checkpoint."""
+        """Return slices of the line's journals, or their rows where the line has SQL.
+
+        `start_offsets` apply to a query without a checkpoint.
+        """
         line = self.line
         options = {
             **self._gateway_options(),
@@ -265,12 +270,6 @@ class UplinkQuery(LineQuery[Uplink]):
         removed_option = {"removedGateways": ",".join(line.removed_gateways)} if line.removed_gateways else {}
         access_options = self.bridge.gateway.spark_options() if any(map(is_remote, line.gateways)) else {}
         return {"gateways": json.dumps(line.gateways), **removed_option, **access_options}
-
-    def writer_input(self, rows: DataFrame) -> DataFrame:
-        """Return the input of the writing task: slices, or rows with the columns of the line's SQL."""
-        if not self._statements.needs_spark:
-            return rows
-        return self._statements.writer_frame(rows)
 
     @cached_property
     def _statements(self) -> RouteSql:
