@@ -306,15 +306,20 @@ def test_a_login_with_its_password_in_a_file_is_whole(tmp_path: Path) -> None:
 
 
 def test_every_mistake_is_listed_in_the_order_of_the_file(tmp_path: Path) -> None:
-    text = changed('"plant-7"', '"plant 7"').replace("k1:9092", "k1").replace(ROUTE, ROUTE + "qos = 3\nxyz = 1\n")
-    found = [content(text)[:2] for text in told(text.replace("[kafka]", "xyz = 1\n[kafka]"), tmp_path)]
-    assert [(place.partition(" ")[0], code[1:-1]) for place, code in found] == [
-        ("bridge.toml:1", "TL-C03"),
-        ("bridge.toml:7", "TL-C01"),
-        ("bridge.toml:9", "TL-C42"),
-        ("bridge.toml:17", "TL-C03"),
-        ("bridge.toml:18", "TL-C01"),
-    ]
+    """Of keys and values in all tables; then, where these are right, of all rules across them."""
+    text = changed('"plant-7"', '"plant 7"').replace(ROUTE, ROUTE + "qos = 3\nxyz = 1\n")
+    rules = changed('"k1:9092"', '"k1"\npassword_file = "bridge.toml"').replace(ROUTE, ROUTE + "qos = 0\nwhere = ''\n")
+    for wrong, expected in (
+        (
+            text.replace("[kafka]", 'xyz = 1\npassword_file = "nowhere"\n[kafka]'),
+            [(1, "C03"), (7, "C01"), (8, "C15"), (18, "C03"), (19, "C01")],
+        ),
+        (rules, [(8, "C42"), (17, "C12"), (18, "C69")]),
+    ):
+        found = [content(text)[:2] for text in told(wrong, tmp_path)]
+        assert [(place.partition(" ")[0], code) for place, code in found] == [
+            (f"bridge.toml:{number}", f"[TL-{code}]") for number, code in expected
+        ]
 
 
 @pytest.mark.parametrize(

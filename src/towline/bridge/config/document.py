@@ -1,7 +1,7 @@
 """TOML document of a bridge file: its values, their lines, environment variables, and the collected errors.
 
 `tomllib` keeps no positions. So each statement is parsed once more as a TOML document of its own, which gives the keys
-that begin on its line. A user fixes a file once, not key by key: all errors are collected before reading fails.
+that begin on its line.
 """
 
 from __future__ import annotations
@@ -249,9 +249,6 @@ def _key_paths(content: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
 
 # -- errors ----------------------------------------------------------------------------------------------------------
 
-#: Pydantic's error types for an unknown key of a model or a dataclass.
-UNKNOWN_KEY_TYPES: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
-
 
 class FileErrors:
     """Collected configuration errors of one file."""
@@ -281,7 +278,7 @@ class FileErrors:
             loc = tuple(detail["loc"])
             path = base + loc
             key = _last_key(path)
-            if detail["type"] in UNKNOWN_KEY_TYPES:
+            if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
                 code, problem, remedy = _unknown_key(str(loc[-1]), _keys_at(model, loc))
             elif detail["type"] == "missing":
                 code, problem, remedy = _missing_key(model if len(loc) == 1 else None, key)
@@ -386,11 +383,7 @@ class FileValues:
     """Resolver of a file's values: sizes in bytes, and paths relative to the file's directory."""
 
     def __init__(self, document: Document, errors: FileErrors) -> None:
-        self._document, self._directory, self._errors = document, document.file.absolute().parent, errors
-        for path, variable_names in document.unset.items():
-            for name in variable_names:
-                remedy = f"Set it, or write $${{{name}}} for the text itself."
-                errors.add("TL-C04", path, f"the environment variable {name} is not set", remedy)
+        self._directory, self._errors = document.file.absolute().parent, errors
 
     def resolve(self, value: Any, path: KeyPath = ()) -> Any:
         """Resolve a value, tables and lists with all their items."""
@@ -398,7 +391,7 @@ class FileValues:
             return {key: self.resolve(item, (*path, *key.split("."))) for key, item in value.items()}
         if isinstance(value, list):
             return [self.resolve(item, (*path, index)) for index, item in enumerate(value)]
-        return self._convert(value, path) if isinstance(value, str) and path not in self._document.unset else value
+        return self._convert(value, path) if isinstance(value, str) else value
 
     def _convert(self, text: str, path: KeyPath) -> Any:
         key = str(path[-1])

@@ -1,23 +1,25 @@
 """Reader of bridge files: TOML in, validated lines out, each error with its line.
 
-Reading needs neither network nor Spark. Texts may name environment variables as ``${NAME}`` (``$${NAME}`` is the
-literal text); relative paths are relative to the file. Secrets are in files of their own that the bridge file names.
+All errors of a stage are reported together: environment variables and profiles, then keys and values of all tables,
+then the rules across keys and tables. Reading needs neither network nor Spark. Texts may name environment variables as
+``${NAME}`` (``$${NAME}`` is the literal text); relative paths are relative to the file. Secrets are in files of their
+own that the bridge file names.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from glob import glob
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from towline.bridge.config.document import UNKNOWN_KEY_TYPES, Document, FileErrors, FileValues, KeyPath
+from towline.bridge.config.document import Document, FileErrors, FileValues, KeyPath
 from towline.bridge.config.model import CHECKPOINT, Bridge, Downlink, Uplink
 from towline.bridge.config.rules import (
     MQTT,
@@ -62,22 +64,13 @@ _OWNED_SETTINGS: Final = frozenset(
 _GATEWAY_KEYS: Final = frozenset([*MqttSettings.model_fields, "ack_after", "listen", "receipts"])
 #: Milliseconds that a gateway waits for more messages after a pause, if batches have a trigger delay.
 _LINGER_MS: Final = 20.0
-#: Stand in for invalid tables and keys, so that rules across tables are still checked.
-_PLACEHOLDERS: Final[Mapping[str, Any]] = {
-    "name": "x",
-    "state_dir": "x",
-    "mqtt": {"brokers": "mqtt://x"},
-    "kafka": {"bootstrap_servers": "x:1"},
-    "uplink": {"name": "x", "route": [{"from": "x", "topic": "x"}]},
-    "downlink": {"name": "x", "from": "x"},
-}
 
 
 def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
     """Read a bridge file; ``environ`` has the values of ``${NAME}``, ``master`` replaces Spark's in the file.
 
     Raises:
-        ConfigErrors: All errors of the file.
+        ConfigErrors: All errors of the first stage that finds any.
         ConfigError: The file can't be read at all.
     """
     try:
@@ -105,10 +98,13 @@ class _FileReader:
     def __init__(self, document: Document) -> None:
         self._document, self._file = document, document.file.absolute()
         self._errors = FileErrors(document)
-        self._values: dict[str, Any] = FileValues(document, self._errors).resolve(document.values)
-        #: Paths of tables that were replaced by placeholders.
-        self._invalid_tables: set[KeyPath] = set()
+        for path, variable_names in document.unset.items():
+            for name in variable_names:
+                remedy = f"Set it, or write $${{{name}}} for the text itself."
+                self._errors.add("TL-C04", path, f"the environment variable {name} is not set", remedy)
+        self._values = document.values
         self._apply_profiles()
+        self._errors.raise_if_any()
         self._tables = self._validate_tables()
         self._state_dir = self._file.parent / self._tables.state_dir.expanduser()
 
@@ -154,14 +150,6 @@ class _FileReader:
 
     # -- profiles and tables
 
-    def _line_tables(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Yield direction, index and content of each line's table."""
-        for kind in LINES:
-            tables = self._values.get(kind, [])
-            for index, table in enumerate(tables if isinstance(tables, list) else ()):
-                if isinstance(table, dict):
-                    yield kind, index, table
-
     def _apply_profiles(self) -> None:
         """Merge the profile of each line into its table."""
         try:
@@ -169,38 +157,25 @@ class _FileReader:
         except ValidationError:  # reported with the other tables
             section = HonoSection()
         parameters = section.parameters(str(self._values.get("name", "x")))
-        for kind, index, table in self._line_tables():
-            profiles = profile_lines()[kind]
-            if (name := str(table.get("profile", ""))) in profiles:
-                self._values[kind][index] = apply_profile(table, profiles[name], parameters)
-            elif "profile" in table:
-                problem, remedy = f'there is no profile "{name}"', did_you_mean(name, profiles)
-                self._errors.add("TL-C06", (kind, index, "profile"), problem, remedy)
-                self._use_placeholder(kind, index)
+        for kind in LINES:
+            tables = self._values.get(kind)
+            for index, table in enumerate(tables if isinstance(tables, list) else ()):
+                if not isinstance(table, dict) or "profile" not in table:
+                    continue
+                name, profiles = str(table["profile"]), profile_lines()[kind]
+                if name in profiles:
+                    self._values[kind][index] = apply_profile(table, profiles[name], parameters)
+                else:
+                    problem, remedy = f'there is no profile "{name}"', did_you_mean(name, profiles)
+                    self._errors.add("TL-C06", (kind, index, "profile"), problem, remedy)
 
     def _validate_tables(self) -> BridgeTable:
-        """Validate all tables; placeholders replace invalid tables, and unknown keys don't hide further errors."""
-        extra: Literal["forbid", "ignore"] = "forbid"
-        while True:  # validators of a whole table run once its keys are valid
-            try:
-                return BridgeTable.model_validate(self._values, extra=extra)
-            except ValidationError as error:
-                details = error.errors()
-            self._errors.add_details(details, BridgeTable)
-            for path in (detail["loc"] for detail in details if detail["type"] not in UNKNOWN_KEY_TYPES):
-                self._use_placeholder(*path)
-            extra = "ignore"
-
-    def _use_placeholder(self, key: str | int, *path: str | int) -> None:
-        """Replace an invalid table by a placeholder, or remove it."""
-        index = path[:1] if key in LINES else ()
-        if index:
-            self._values[str(key)][index[0]] = _PLACEHOLDERS[str(key)]
-        elif key in _PLACEHOLDERS and key not in LINES:
-            self._values[str(key)] = _PLACEHOLDERS[str(key)]
-        else:
-            self._values.pop(str(key), None)
-        self._invalid_tables.add((key, *index))
+        try:
+            tables = BridgeTable.model_validate(FileValues(self._document, self._errors).resolve(self._values))
+        except ValidationError as error:
+            self._errors.add_details(error.errors(), BridgeTable)
+        self._errors.raise_if_any()
+        return tables
 
     # -- rules beyond a single table
 
@@ -226,8 +201,6 @@ class _FileReader:
 
         for key in _OWNED_SETTINGS.intersection(kafka.settings):
             self._errors.add("TL-C68", ("kafka", "settings", key), f'"{key}" is set by Towline')
-        if self._document.unset or ("kafka",) in self._invalid_tables:
-            return
         try:
             check_client(kafka.client_settings(), "[kafka]", "")
         except ConfigError as error:
@@ -242,10 +215,9 @@ class _FileReader:
 
     def _check_listeners(self) -> None:
         """Check that the certificates and tokens of network listeners exist and fit together."""
-        gateway, monitor = self._tables.gateway, self._tables.monitor
+        tables, gateway, monitor = self._tables, self._tables.gateway, self._tables.monitor
         files = {name: getattr(gateway, name) for name in LISTENER_FILES}
-        listen_values = [table.get("listen") for _, _, table in self._line_tables()]
-        listens = gateway.listen is not None or any(isinstance(value, str) for value in listen_values)
+        listens = gateway.listen is not None or any(line.listen for line in (*tables.uplink, *tables.downlink))
         checks: list[tuple[str, Callable[[], object]]] = []
         if listens and all(file is not None and file.is_file() for file in files.values()):  # else it is an error
             listen_settings = ListenSettings.model_validate({"address": "localhost:0", **files})
@@ -279,14 +251,13 @@ class _FileReader:
         tables: dict[KeyPath, UplinkTable | DownlinkTable] = {
             (kind, index): table for kind in LINES for index, table in enumerate(getattr(self._tables, kind))
         }
-        if not tables and not any(kind in self._values or (kind,) in self._invalid_tables for kind in LINES):
+        if not tables:
             self._errors.add("TL-C60", ("uplink",), "[[uplink]] is missing: there is no line to run")
         lines: dict[KeyPath, Uplink | Downlink] = {}
         for path, table in tables.items():
-            if path not in self._invalid_tables:
-                self._add_violations(line_problems(table, self._tables), path)
-                line = self._uplink(path, table) if isinstance(table, UplinkTable) else self._downlink(path, table)
-                lines |= {path: line} if line else {}
+            self._add_violations(line_problems(table, self._tables), path)
+            line = self._uplink(path, table) if isinstance(table, UplinkTable) else self._downlink(path, table)
+            lines |= {path: line} if line else {}
         return lines
 
     def _uplink(self, path: KeyPath, table: UplinkTable) -> Uplink | None:
