@@ -78,7 +78,7 @@ TABLE = '\n[[uplink.route]]\nfrom = "telemetry/{device}/#"\n' + ROUTE
 #: What was changed in GOOD, by what, and the line it gets.
 MISTAKES = [
     ('name = "plant-7"\n', "", 'bridge.toml:1: "name" is missing. Name the bridge; it becomes part of the MQTT client ids.   [TL-C02]'),
-    ('"plant-7"', '"plant 7"', 'bridge.toml:1: "name" has letters, digits, dots, - and _, begins with a letter or digit, at most 64. Rename it.   [TL-C03]'),
+    ('"plant-7"', '"plant 7"', 'bridge.toml:1: "name" must match pattern \'^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$\'. Correct the value.   [TL-C03]'),
     ('state_dir = "state"\n', "", 'bridge.toml:1: "state_dir" is missing. Name a directory on a local disk; the journals live there.   [TL-C02]'),
     ('"state"', '"s3://bucket/x"', 'bridge.toml:2: "state_dir": must be a path on a disk of this machine, not a URI. Name a directory on a local disk.   [TL-C05]'),
     ("state_dir", 'stat_dir = "x"\nstate_dir', 'bridge.toml:2: unknown key "stat_dir". Did you mean "state_dir"?   [TL-C01]'),
@@ -126,7 +126,8 @@ MISTAKES = [
     ('"telemetry/{device}/#"', '"telemetry/{qos}/{Gateway}"\nwhere = "true"', 'bridge.toml:14  uplink "telemetry" route 1: the wildcard {qos} is a column for SQL, which has another of that name. Give the wildcard another name.   [TL-C67]'),
     ("[mqtt]", "[mqtt", "bridge.toml:4: not TOML: expected ']' at the end of a table declaration. Correct the line.   [TL-C11]"),
     ("[kafka]", 'retain_handling = 2\nprotocol = "3.1.1"\n[kafka]', 'bridge.toml:7  [mqtt]: retain_handling 1 and 2 need protocol "5", not 3.x. Change one of the two.   [TL-C05]'),
-    (TABLE, "", 'bridge.toml:10  uplink "telemetry": a line needs at least one [[uplink.route]]. Add one with from and topic.   [TL-C61]'),
+    (TABLE, "", 'bridge.toml:10  uplink "telemetry": "route" is missing. Add [[uplink.route]] with from and topic.   [TL-C02]'),
+    ("[[uplink.route]]", "[uplink.route]", 'bridge.toml:13  uplink "telemetry": "route" must be a list. Write a list, and tables as [[uplink.route]].   [TL-C03]'),
     ('[[uplink]]\nname = "telemetry"\n' + TABLE, "", "bridge.toml:1: [[uplink]] is missing: there is no line to run. Add one.   [TL-C60]"),
     *((ROUTE, f'topic = "{topic}"\n', f'bridge.toml:15  uplink "telemetry" route 1: "{topic}" is reserved. Choose another topic.   [TL-C95]') for topic in ("__consumer_offsets", "towline.other.markers")),
     (ROUTE, ROUTE + 'fallback_topic = "__x"\n', 'bridge.toml:16  uplink "telemetry" route 1: "__x" is reserved. Choose another topic.   [TL-C95]'),

@@ -42,7 +42,7 @@ SEVERAL = changed('name = "telemetry"', 'name = "telemetry"\ngateways = ["g1", "
 
 
 def test_such_a_line_has_no_gateway_to_run(tmp_path: Path) -> None:
-    for places, code in (('["g1", "g1"]', "TL-C110"), ('["g1"]\nack_after = "journal"', "TL-C111")):
+    for places, code in (('["g1", "g1"]', "TL-C05"), ('["g1"]\nack_after = "journal"', "TL-C111")):
         assert any(code in text for text in told(SEVERAL.replace('["g1", "g2"]', places), tmp_path))
     assert any("TL-C112" in text for text in told(SEVERAL.replace('["g1", "g2"]', '["grpc+tls://x:1"]'), tmp_path))
     (line,) = read(SEVERAL, tmp_path).uplinks

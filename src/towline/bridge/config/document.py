@@ -279,9 +279,10 @@ class FileErrors:
             path = base + loc
             key = _last_key(path)
             if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
-                code, problem, remedy = _unknown_key(str(loc[-1]), _keys_at(model, loc))
+                keys = [key for table in _tables_at(model, loc) for key in key_types(table)]
+                code, problem, remedy = _unknown_key(str(loc[-1]), keys)
             elif detail["type"] == "missing":
-                code, problem, remedy = _missing_key(model if len(loc) == 1 else None, key)
+                code, problem, remedy = _missing_key(_tables_at(model, loc), key)
             else:
                 code, problem, remedy = _explain(detail, key)
             self.add(code, path, problem, remedy)
@@ -302,13 +303,13 @@ def _remedy_of(code: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _keys_at(table_type: type, loc: KeyPath) -> list[str]:
-    """Return the valid keys beside the last one of ``loc``; indices and branches of unions are skipped."""
+def _tables_at(table_type: type, loc: KeyPath) -> list[type]:
+    """Return the types of the table with the last key of ``loc``; indices and branches of unions are skipped."""
     types = [table_type]
     for part in loc[:-1]:
         nested = [t for outer in types if part in (keys := key_types(outer)) for t in _table_types(keys[str(part)])]
         types = nested or [kind for kind in types if kind.__name__ == part] or types
-    return [key for kind in types for key in key_types(kind)]
+    return types
 
 
 def key_types(table_type: type) -> dict[str, Any]:
@@ -325,11 +326,11 @@ def _table_types(annotation: Any) -> Iterator[type]:
         yield from _table_types(argument)
 
 
-def _missing_key(model: type[BaseModel] | None, key: str) -> tuple[str, str, str]:
+def _missing_key(tables: Iterable[type], key: str) -> tuple[str, str, str]:
     """Return code, problem and remedy of a missing key or table; the remedy is the field's description."""
-    fields = {field.alias or name: field for name, field in model.model_fields.items()} if model else {}
-    field = fields.get(key)
-    if field and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+    models = (table for table in tables if issubclass(table, BaseModel))
+    fields = (field for model in models for name, field in model.model_fields.items() if key in (name, field.alias))
+    if (field := next(fields, None)) and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
         return "TL-C02", f"[{key}] is missing", "Add the table."
     return "TL-C02", f'"{key}" is missing', (field and field.description) or "Add it."
 
@@ -345,18 +346,14 @@ def _unknown_key(key: str, keys: Sequence[str]) -> tuple[str, str, str]:
 def _explain(error: ErrorDetails, key: str) -> tuple[str, str, str]:
     """Turn a pydantic error into code, problem and remedy; the input is never quoted, it may be a secret."""
     error_type = error["type"]
-    if error_type.startswith("TL-"):
-        problem, _, advice = error["msg"].rpartition("; ")
-        return error_type, problem, problem_and_remedy(f"; {advice}")[1]
     if error_type == "value_error":
         problem, remedy = problem_and_remedy(error["ctx"]["error"])
         if problem.startswith("must "):  # the type has several keys
             problem, remedy = f'"{key}" {problem}', remedy or "Correct the value."
         return "TL-C12" if problem.startswith("guarantee ") else "TL-C05", problem, remedy
-    if error_type == "string_pattern_mismatch":
-        problem = f'"{key}" has letters, digits, dots, - and _, begins with a letter or digit, at most 64'
-        return "TL-C03", problem, "Rename it."
-    return "TL-C03", f'"{key}" {requirement(error)}', "Correct the value."
+    table = ".".join(part for part in error["loc"] if isinstance(part, str))
+    remedy = f"Write a list, and tables as [[{table}]]." if error_type == "tuple_type" else "Correct the value."
+    return "TL-C03", f'"{key}" {requirement(error)}', remedy
 
 
 def problem_and_remedy(error: ValueError | str, default_remedy: str = "") -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from towline.bridge.config.subscriptions import SubscribedRoute
-from towline.bridge.config.tables import BridgeSection, DownlinkTable, LineTable, MemberSection, UplinkTable
+from towline.bridge.config.tables import BridgeSection, DownlinkTable, LineTable, UplinkTable
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import policy
@@ -66,7 +66,6 @@ class Uplink(AnyLine, UplinkTable):
     max_trigger_delay_ms: int = 0
     dead_letter_topics: tuple[str, ...] = ()
     gateways: tuple[str, ...] = ()
-    member: tuple[MemberSection, ...] = ()
     members: tuple[GatewaySettings, ...] = ()
 
     @property

@@ -326,27 +326,12 @@ class RouteSection(SettingsModel):
 # -- lines ----------------------------------------------------------------------------------------------------------
 
 
-#: For editors: an array of tables is not empty.
-_NON_EMPTY: Final = Field(json_schema_extra={"minItems": 1})
-
-
-def _require_tables(code: str, error_text: str) -> BeforeValidator:
-    """Return a validator for an array of tables that must not be empty."""
-
-    def check(value: object) -> object:
-        if not isinstance(value, list | tuple) or not value:
-            raise PydanticCustomError(code, error_text)
-        return value
-
-    return BeforeValidator(check)
-
-
 def _check_gateways(value: tuple[str, ...]) -> tuple[str, ...]:
     try:
         return parse_gateways(json.dumps(value))
     except ValueError as error:
         remedy = 'write each as "grpc+tls://HOST:PORT" or as the state directory of a gateway of this machine'
-        raise PydanticCustomError("TL-C110", "{what}", {"what": f"{error}; {remedy}"}) from None
+        raise ValueError(f"{error}; {remedy}") from None
 
 
 class LineTable(SettingsModel):
@@ -436,21 +421,13 @@ class UplinkTable(LineTable):
     dedupe: Dedupe | None = None
     gateways: Annotated[tuple[str, ...], AfterValidator(_check_gateways)] = ()
     removed_gateways: tuple[str, ...] = ()
-    route: Annotated[
-        tuple[RouteSection, ...],
-        _NON_EMPTY,
-        _require_tables("TL-C61", "a line needs at least one [[uplink.route]]; add one with from and topic"),
-    ] = Field(default=(), validate_default=True)
+    route: tuple[RouteSection, ...] = Field(description="Add [[uplink.route]] with from and topic.")
     ack_after: AckAfter | None = None
     receipts: ReceiptSettings | None = None
     journal: Limits = Limits()
     share: ShareMethod | None = None
     share_group: Annotated[str, Field(pattern=NAME)] | None = None
-    member: Annotated[
-        tuple[MemberSection, ...],
-        _NON_EMPTY,
-        _require_tables("TL-C122", "members are written [[uplink.member]]; add one with a name"),
-    ] = ()
+    member: tuple[MemberSection, ...] = ()
 
     @property
     def share_way(self) -> ShareMethod | None:
@@ -486,8 +463,8 @@ class FailureNotice(SettingsModel):
 
     Attributes:
         topic: Kafka topic of the notice; no notice where it is null.
-        key: None for no key.
-        payload: None for an empty one.
+        key: Default no key.
+        payload: Default an empty one.
         headers: In order; one whose value is null is omitted.
         copy_headers: Names of the record's headers to copy unchanged; ``name*`` for all with a prefix.
         where: Spark SQL; no notice for records for which it is not true.
@@ -647,10 +624,6 @@ class DownlinkTable(LineTable):
 # -- the file --------------------------------------------------------------------------------------------------------
 
 
-def _require_line_tables(kind: str) -> BeforeValidator:
-    return _require_tables("TL-C60", f"[[{kind}]] must be written [[{kind}]]; add one with a name")
-
-
 class BridgeSection(SettingsModel):
     """Keys of a bridge, without its lines.
 
@@ -696,5 +669,5 @@ class BridgeTable(BridgeSection):
 
     mqtt: MqttTable = MqttTable()
     hono: HonoSection = HonoSection()
-    uplink: Annotated[tuple[UplinkTable, ...], _NON_EMPTY, _require_line_tables("uplink")] = ()
-    downlink: Annotated[tuple[DownlinkTable, ...], _NON_EMPTY, _require_line_tables("downlink")] = ()
+    uplink: tuple[UplinkTable, ...] = ()
+    downlink: tuple[DownlinkTable, ...] = ()
