@@ -179,6 +179,8 @@ class Route:
         key_tells: Whether only the dedupe key recognises a repeat, since the QoS does not: a message without a key is a
             dead letter.
         dead_letter_topics: Dead-letter topics of all lines of the bridge; no message may name one.
+        qos: QoS that the route alone would subscribe with.
+        repeatable: Whether a message may be delivered twice: it has a dedupe key, or promises at least once only.
     """
 
     pattern: Pattern
@@ -199,6 +201,8 @@ class Route:
     dedupe: Template | str | None = None
     key_tells: bool = False
     dead_letter_topics: tuple[str, ...] = ()
+    qos: int = 0
+    repeatable: bool = False
 
     @property
     def templates(self) -> tuple[Template, ...]:

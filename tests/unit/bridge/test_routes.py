@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.unit.bridge.oracle import captured, wrong_topic
 from towline.bridge.config.rules import route_problems
-from towline.bridge.config.subscriptions import SubscribedRoute, covers, shadowed_routes, subscriptions
+from towline.bridge.config.subscriptions import covers, shadowed_routes, subscriptions
 from towline.bridge.config.tables import RouteSection
 from towline.bridge.patterns import Pattern
-from towline.bridge.routes import RowOutcome
+from towline.bridge.routes import Route, RowOutcome
 from towline.guarantee import Guarantee
 from towline.mqtt.rules import filter_problem
 
@@ -29,7 +29,7 @@ FILTERS = st.builds(
 ).filter(bool)
 
 
-def route(source: str, topic: str = "t", **more: Any) -> SubscribedRoute:
+def route(source: str, topic: str = "t", **more: Any) -> Route:
     return RouteSection.model_validate({"from": source, "topic": topic, **more}).compile(Guarantee.AT_LEAST_ONCE)
 
 

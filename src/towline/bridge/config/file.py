@@ -34,7 +34,7 @@ from towline.bridge.config.rules import (
     route_problems,
     topic_problems,
 )
-from towline.bridge.config.subscriptions import SubscribedRoute, repeatable_filters, restrict_filters, subscriptions
+from towline.bridge.config.subscriptions import repeatable_filters, restrict_filters, subscriptions
 from towline.bridge.config.tables import (
     LINES,
     LISTENER_FILES,
@@ -47,6 +47,7 @@ from towline.bridge.config.tables import (
 )
 from towline.bridge.kafka_source import java_client
 from towline.bridge.profiles import HonoSection, apply_profile, profile_lines
+from towline.bridge.routes import Route
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.access import ServerCertificate, TokenFile
 from towline.gateway.identity import MEMBERS_DIR
@@ -261,7 +262,7 @@ class _FileReader:
         return lines
 
     def _uplink(self, path: KeyPath, table: UplinkTable) -> Uplink | None:
-        routes: list[SubscribedRoute] = []
+        routes: list[Route] = []
         for index, section in enumerate(table.route):
             route_path = (*path, "route", index)
             if not self._add_violations(route_problems(section, table.guarantee, table.dedupe), route_path):
@@ -299,7 +300,7 @@ class _FileReader:
             "dead_letter_topic": dead_letter_topic(table, self._tables),
         }
         line = Uplink.model_validate({**_section_values(table, UplinkTable), **line_values})
-        self._add_violations(gateway_problems(line, routes), path)
+        self._add_violations(gateway_problems(line), path)
         return line
 
     def _downlink(self, path: KeyPath, table: DownlinkTable) -> Downlink | None:
@@ -315,7 +316,7 @@ class _FileReader:
             "control_characters": table.control_characters or ("dead_letter" if topic else "send"),
         }
         line = Downlink.model_validate({**_section_values(table, DownlinkTable), **line_values})
-        self._add_violations(gateway_problems(line, ()), path)
+        self._add_violations(gateway_problems(line), path)
         return line
 
     def _gateway_settings(
@@ -353,7 +354,7 @@ class _FileReader:
             return None
 
     def _member_values(
-        self, table: UplinkTable, member: MemberSection, gateway: GatewaySettings, routes: Sequence[SubscribedRoute]
+        self, table: UplinkTable, member: MemberSection, gateway: GatewaySettings, routes: Sequence[Route]
     ) -> dict[str, Any]:
         """Return the settings of a member's gateway, derived from the settings of the line's single gateway."""
         way, line_filters = table.share_way or ShareMethod.FILTERS, gateway.subscriptions

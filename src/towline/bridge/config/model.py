@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from towline.bridge.config.subscriptions import SubscribedRoute
 from towline.bridge.config.tables import BridgeSection, DownlinkTable, LineTable, UplinkTable
+from towline.bridge.routes import Route
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import policy
@@ -87,7 +87,7 @@ class Uplink(AnyLine, UplinkTable):
         raise ConfigError("TL-C120", str(file), f'line "{self.name}" has no member "{name}"', hint)
 
     @property
-    def routes(self) -> tuple[SubscribedRoute, ...]:
+    def routes(self) -> tuple[Route, ...]:
         """Compiled routes, in order."""
         return tuple(section.compile(self.guarantee, self.dedupe, self.dead_letter_topics) for section in self.route)
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from towline.bridge.config.document import KeyPath, problem_and_remedy
 from towline.bridge.config.model import Downlink, Uplink
-from towline.bridge.config.subscriptions import SubscribedRoute, option_conflict, restrict_filters
+from towline.bridge.config.subscriptions import restrict_filters
 from towline.bridge.config.tables import (
     BridgeTable,
     Dedupe,
@@ -26,6 +26,7 @@ from towline.bridge.messages import FIELDS as RECORD_FIELDS
 from towline.bridge.messages import KAFKA_COLUMNS, record_column
 from towline.bridge.patterns import FIELDS, PAYLOAD, Pattern, Template, is_allowed, kafka_name_problem, source_column
 from towline.bridge.properties import USER_PREFIX
+from towline.bridge.routes import Route
 from towline.gateway.access import is_remote
 from towline.gateway.settings import GatewaySettings, ShareMethod
 from towline.guarantee import Guarantee, policy, promise_problem, qos_problem, sharing_problem, spark_conflict
@@ -142,7 +143,7 @@ def _name_problems(route: RouteSection, wildcards: Sequence[str], *, in_sql: boo
         yield "TL-C62", ("fallback_topic",), name_problem
 
 
-def topic_problems(route: SubscribedRoute) -> Iterator[Violation]:
+def topic_problems(route: Route) -> Iterator[Violation]:
     """Yield violations in the Kafka topic of an otherwise valid route."""
     name = route.topic.constant
     if name is None and not route.topic.parts[0] and not route.allowed_topics:
@@ -256,14 +257,9 @@ def member_problems(line: UplinkTable, gateway: GatewaySettings) -> Iterator[Vio
                 yield "TL-C124", (*path, filter_index), problem
 
 
-def gateway_problems(line: Uplink | Downlink, routes: Sequence[SubscribedRoute]) -> Iterator[Violation]:
+def gateway_problems(line: Uplink | Downlink) -> Iterator[Violation]:
     """Yield settings of gateways that violate the line's guarantee; keys are relative to the line."""
     gateway = line.gateway
-    if pair := option_conflict(routes):
-        narrow, wide = (routes[number].pattern.text for number in pair)
-        problem = f'"{narrow}" is subscribed as part of "{wide}", with other options'
-        remedy = "Give both routes the same no_local, retain_as_published, retain_handling and subscription_id."
-        yield "TL-C67", ("route", pair[0], "from"), problem, remedy
     if session_problem := _session_problem(line):
         yield "TL-C90", (MQTT, "brokers" if len(gateway.brokers) > 1 else "follow_redirects"), *session_problem
     if "tls" in gateway.model_fields_set and line.all_gateways and not any(broker.tls for broker in gateway.brokers):

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from towline.bridge.patterns import Pattern
 from towline.bridge.routes import Route
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import common_filter, without_share
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscribedRoute(Route):
-    """Route with its subscription.
-
-    Attributes:
-        subscription: Filter and options that the route alone would subscribe with.
-        repeatable: Whether a message may be delivered twice: the route has a dedupe key, or promises at least once
-            only.
-    """
-
-    subscription: Filter
-    repeatable: bool = False
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
@@ -31,41 +17,34 @@ def covers(wide: Pattern, narrow: Pattern) -> bool:
     return common_filter(without_share(wide.filter), narrow_filter) == narrow_filter
 
 
-def _covering_routes(routes: Sequence[SubscribedRoute]) -> list[list[int]]:
-    """Return for each route the indices of the routes that cover its filter in its share group, itself included."""
-    patterns = [route.pattern for route in routes]
-    return [[i for i, wide in enumerate(patterns) if wide.share == p.share and covers(wide, p)] for p in patterns]
-
-
-def shadowed_routes(routes: Sequence[SubscribedRoute]) -> list[tuple[int, int]]:
+def shadowed_routes(routes: Sequence[Route]) -> list[tuple[int, int]]:
     """Return pairs (route, earlier route) of indices where the earlier route takes every topic of the later one."""
     covering = ([i for i in range(n) if covers(routes[i].pattern, route.pattern)] for n, route in enumerate(routes))
     return [(index, earlier_routes[0]) for index, earlier_routes in enumerate(covering) if earlier_routes]
 
 
-def subscriptions(routes: Sequence[SubscribedRoute]) -> tuple[Filter, ...]:
+def subscriptions(routes: Sequence[Route]) -> tuple[Filter, ...]:
     """Return the fewest filters that deliver the messages of all routes.
 
     A broker may send a message once for each overlapping subscription of a client [MQTT-3.3.4-2], and each copy
     would become a record. So a filter that another one covers is dropped, and the covering one gets the higher QoS.
     """
-    covering, filters = _covering_routes(routes), dict[int, Filter]()
-    for index, cover in enumerate(covering):
-        if not any(i < index or index not in covering[i] for i in cover if i != index):
-            filters[index] = routes[index].subscription
-    for index, cover in enumerate(covering):
-        for i in filters.keys() & cover:
-            filters[i] = replace(filters[i], qos=max(filters[i].qos, routes[index].subscription.qos))
-    return tuple(filters.values())
+    patterns, filters = [route.pattern for route in routes], list[Filter]()
+    covering = [[i for i, wide in enumerate(patterns) if wide.share == p.share and covers(wide, p)] for p in patterns]
+    for index, route in enumerate(routes):
+        if not any(i < index or index not in covering[i] for i in covering[index] if i != index):
+            qos = max(routes[i].qos for i, cover in enumerate(covering) if index in cover)
+            filters.append(Filter(route.pattern.filter, qos))
+    return tuple(filters)
 
 
-def repeatable_filters(routes: Sequence[SubscribedRoute], filters: Iterable[str]) -> tuple[str, ...]:
+def repeatable_filters(routes: Sequence[Route], filters: Iterable[str]) -> tuple[str, ...]:
     """Return the filters with messages only for routes that accept repeats."""
     all_repeatable = all(route.repeatable for route in routes)
     return tuple(text for text in filters if all_repeatable or _all_repeatable(routes, without_share(text)))
 
 
-def _all_repeatable(routes: Sequence[SubscribedRoute], topic_filter: str) -> bool:
+def _all_repeatable(routes: Sequence[Route], topic_filter: str) -> bool:
     for route in routes:
         shared_filter = common_filter(without_share(route.pattern.filter), topic_filter)
         if shared_filter is not None and not route.repeatable:
@@ -73,15 +52,6 @@ def _all_repeatable(routes: Sequence[SubscribedRoute], topic_filter: str) -> boo
         if shared_filter == topic_filter:
             break
     return True
-
-
-def option_conflict(routes: Sequence[SubscribedRoute]) -> tuple[int, int] | None:
-    """Return the indices of a route and one that covers it with other subscription options; None if none does."""
-    options = [replace(route.subscription, pattern="", qos=0) for route in routes]
-    if len({*options}) < 2:
-        return None
-    pairs = ((index, wide) for index, cover in enumerate(_covering_routes(routes)) for wide in cover)
-    return next(((index, wide) for index, wide in pairs if options[index] != options[wide]), None)
 
 
 def restrict_filters(filters: Sequence[str], subscriptions: Sequence[Filter]) -> tuple[Filter, ...]:

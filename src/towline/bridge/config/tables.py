@@ -13,15 +13,14 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from towline.bridge.config.document import KeyPath
-from towline.bridge.config.subscriptions import SubscribedRoute
 from towline.bridge.messages import MESSAGE_FIELDS
 from towline.bridge.patterns import Pattern, Template, kafka_name_problem
 from towline.bridge.profiles import HonoSection
+from towline.bridge.routes import Route
 from towline.gateway.access import DEFAULT_TICKET_S, MAX_TICKET_S, ClientAccess, parse_gateways
 from towline.gateway.settings import ListenAddress, OutboxLimits, ReceiptSettings, ShareMethod
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
-from towline.mqtt.events import Filter
 from towline.net.settings import MqttSettings
 from towline.options import parse_path
 from towline.spark.java import Tier
@@ -224,7 +223,7 @@ _COPIED_KEYS: Final = ("where", "allowed_topics", "fallback_topic", "key_require
 
 
 class RouteSection(SettingsModel):
-    """``[[uplink.route]]`` as written; `compile` makes it a `SubscribedRoute`.
+    """``[[uplink.route]]`` as written; `compile` makes it a `Route`.
 
     Attributes:
         from_: Topic filter; ``{name}`` is a wildcard of one level with a name.
@@ -256,11 +255,6 @@ class RouteSection(SettingsModel):
             is omitted, and so are names that begin with ``mqtt.`` or ``towline.``; no headers where the SQL raises.
         missing_headers: Whether a header whose template gives nothing is written without a value (``null``) or omitted
             (``omit``).
-        no_local: Whether the broker omits messages that this client published itself (MQTT 5).
-        retain_as_published: Whether the RETAIN flag is delivered as it was published (MQTT 5).
-        retain_handling: Retained messages at a SUBSCRIBE: 0 always, 1 for a new subscription, 2 never (MQTT 5).
-        subscription_id: Subscription identifier (MQTT 5). Routes whose filters cover each other are one subscription,
-            and need the same one.
         dedupe: Deduplication by a key of the route; ``within`` is the same for the whole line.
     """
 
@@ -281,10 +275,6 @@ class RouteSection(SettingsModel):
     reject: str | None = None
     header_map: str | None = None
     missing_headers: Literal["null", "omit"] = "null"
-    no_local: bool = False
-    retain_as_published: bool = True
-    retain_handling: Annotated[int, Field(ge=0, le=2)] | None = None
-    subscription_id: Annotated[int, Field(ge=1, le=268_435_455)] | None = None
     dedupe: Dedupe | None = None
 
     def template_texts(self) -> dict[KeyPath, str]:
@@ -295,7 +285,7 @@ class RouteSection(SettingsModel):
 
     def compile(
         self, guarantee: Guarantee, dedupe: Dedupe | None = None, dead_letter_topics: tuple[str, ...] = ()
-    ) -> SubscribedRoute:
+    ) -> Route:
         """Compile the validated route, with the default QoS of the line's guarantee (design section 4).
 
         A route without ``dedupe`` has the line's; ``dead_letter_topics`` are those of all lines.
@@ -306,7 +296,7 @@ class RouteSection(SettingsModel):
             f"{key[0]}": Template.parse(text) for key, text in self.template_texts().items() if len(key) == 1
         }
         route_values |= {key: getattr(self, key) for key in _COPIED_KEYS}
-        return SubscribedRoute(
+        return Route(
             pattern=pattern,
             **route_values,
             headers=tuple((name, Template.parse(text)) for name, text in self.headers.items()),
@@ -316,9 +306,7 @@ class RouteSection(SettingsModel):
             dedupe=dedupe.compiled_key if dedupe else None,
             key_tells=qos < rules.qos,
             dead_letter_topics=dead_letter_topics,
-            subscription=Filter(
-                pattern.filter, qos, self.no_local, self.retain_as_published, self.retain_handling, self.subscription_id
-            ),
+            qos=qos,
             repeatable=dedupe is not None or (self.promise or guarantee) is Guarantee.AT_LEAST_ONCE,
         )
 
