@@ -55,7 +55,7 @@ ROWS: dict[str, Callable[[Policy], str]] = {
     "the batch that a crash interrupted is": lambda policy: policy.replay_text,
     "Kafka producer": producer,
     "Spark": spark,
-    "way back: Kafka consumer": lambda policy: " or ".join(f"`{level}`" for level in policy.isolation_levels),
+    "way back: Kafka consumer": lambda _: "`read_committed`",
     "way back: a batch enters the outbox": lambda _: "once",
     "way back: MQTT publish": lambda policy: f"QoS {' or '.join(map(str, policy.publish_qos_choices))}",
     "can be lost": lambda policy: policy.loss_text,

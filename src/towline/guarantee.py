@@ -41,8 +41,6 @@ class Policy:
             and counts its rows as dropped.
         replay_text: Behaviour of a replayed batch, in words.
         transactions: Records and marker are one Kafka transaction [I9].
-        isolation_levels: Accepted values of ``isolation.level`` for a downlink; the first is the default. Aborted
-            records were never sent, whatever may be lost.
         publish_qos_choices: Accepted QoS of messages that a downlink publishes; the first is the default.
         spark_settings: Spark settings with their required values.
         kafka_settings: librdkafka settings that make the guarantee.
@@ -59,7 +57,6 @@ class Policy:
     replays_batches: bool
     replay_text: str
     transactions: bool = False
-    isolation_levels: tuple[str, ...] = ("read_committed", "read_uncommitted")
     publish_qos_choices: tuple[int, ...]
     spark_settings: Mapping[str, str]
     kafka_settings: Mapping[str, str]
@@ -139,7 +136,6 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             replays_batches=True,
             replay_text="served again, and skipped if the marker says that Kafka has it",
             transactions=True,
-            isolation_levels=("read_committed",),
             publish_qos_choices=(2,),
             spark_settings=_REPEATABLE_TASKS,
             # ``reconnect.backoff.ms`` and `list_topics` first save 500 ms when the transaction's coordinator is looked

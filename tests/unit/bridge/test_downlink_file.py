@@ -55,7 +55,6 @@ def test_a_small_table_gets_safe_defaults(tmp_path: Path) -> None:
         ("", 'line "commands": a record that MQTT can\'t carry stops the line'),
         ('mqtt = { protocol = "3.1.1" }', "MQTT 3.x has no negative answers"),
         ('mqtt = { protocol = "auto" }', "where the broker speaks no MQTT 5, MQTT 3.x has no negative answers"),
-        ('isolation_level = "read_uncommitted"', "what a transaction aborts is delivered too"),
         ('on_data_loss = "go_on"', "what Kafka deletes before it was read is lost"),
     ],
 )
@@ -79,7 +78,6 @@ def test_the_gateway_knows_the_checkpoint_and_needs_no_restart_for_it(tmp_path: 
     [
         ('topic = "command', 'topic = "{nope}/', 'bridge.toml:9  downlink "commands": "{nope}//{header.tenant}/{key}/req" names {nope}, which a record does not have. Known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, {kafka.topic}, {kafka.partition}, {kafka.offset}, {kafka.timestamp}.   [TL-C66]'),
         ("[[downlink]]\n", "[[downlink]]\nqos = 0\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once publishes with QoS 1 or 2, not qos = 0. Change one of the two.   [TL-C12]'),
-        ("[[downlink]]\n", '[[downlink]]\nguarantee = "exactly_once"\nisolation_level = "read_uncommitted"\n', 'bridge.toml:8  downlink "commands": guarantee exactly_once reads read_committed, not isolation_level = read_uncommitted. Change one of the two.   [TL-C12]'),
         *(("[[downlink]]\n", f'[[downlink]]\nfields = {{ "{name}" = "1" }}\n', f'bridge.toml:7  downlink "commands": the field "{shown}" has a name that {why}. Name it with small letters, digits and _, and as no column of the source and no wildcard.   [TL-C66]') for name, shown, why in [("key", "key", "is taken"), ("fault", "fault", "is taken"), ("A", "A", "is illegal in SQL"), ("a\\n", "a\\x0a", "is illegal in SQL")]),
         ('from = "commands"', 'from = "com mands"', 'bridge.toml:8  downlink "commands": "com mands" is no Kafka topic name: 1 to 249 letters, digits, dots, _ and -. Name one, several in a list, or { pattern = ... }.   [TL-C05]'),
     ],

@@ -131,7 +131,7 @@ def test_each_setting_of_kafka_has_its_source(bridge: Bridge) -> None:
     assert sources["acks"] == sources["message.timeout.ms"] == "guarantee = exactly_once"
     assert (sources["batch.size"], sources["delivery.report.only.error"]) == ("default", "always")
     source = shown(bridge, "down", "Kafka consumer (Spark's source)")
-    assert source["isolation.level"] == ("read_committed", "guarantee = at_least_once")
+    assert source["isolation.level"] == ("read_committed", "always")
     assert source["bootstrap.servers"] == ("k:9092", "10")
     assert shown(bridge, "down", "Kafka producer of dead letters")["acks"] == ("all", "guarantee = at_least_once")
 

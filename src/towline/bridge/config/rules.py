@@ -169,24 +169,13 @@ _KEYS_WITHOUT_EFFECT: Final[Sequence[tuple[Sequence[str], Callable[[Any, BridgeT
     (("share_group",), lambda line, _: line.share_way is ShareMethod.FILTERS, 'with share = "filters"'),
     (("failure_notice",), lambda line, file: dead_letter_topic(line, file) is None, "without a dead_letter_topic"),
 )
-#: Keys with values limited by the guarantee: verb in the error, and attribute with the accepted values.
-_KEYS_OF_GUARANTEE: Final = (
-    ("qos", "publishes with QoS", "publish_qos_choices"),
-    ("isolation_level", "reads", "isolation_levels"),
-)
 
 
 def line_problems(line: UplinkTable | DownlinkTable, file: BridgeTable) -> Iterator[Violation]:
     """Yield violations of a line, its routes and members excepted; keys are relative to the line."""
-    guarantee_policy = policy(line.guarantee)
     if conflict := spark_conflict(line.guarantee, file.spark.conf):
         problem = f"guarantee {line.guarantee} needs {conflict[0]} = {conflict[1]}"
         yield "TL-C12", (ROOT, "spark", "conf", *conflict[0].split(".")), problem, "Remove it from [spark.conf]."
-    for key, verb, values_attribute in _KEYS_OF_GUARANTEE:
-        value, supported = getattr(line, key, None), getattr(guarantee_policy, values_attribute)
-        if value is not None and value not in supported:
-            problem = f"guarantee {line.guarantee} {verb} {' or '.join(map(str, supported))}, not {key} = {value}"
-            yield "TL-C12", (key,), problem
     for keys, applies, reason in _KEYS_WITHOUT_EFFECT:
         for key in line.model_fields_set.intersection(keys):
             if getattr(line, key) not in (None, ()) and applies(line, file):
@@ -198,8 +187,12 @@ def line_problems(line: UplinkTable | DownlinkTable, file: BridgeTable) -> Itera
         yield from _dedupe_problems(line, file)
         if any(map(is_remote, line.gateways)) and file.gateway.token_file is None:
             yield "TL-C112", ("gateways",), "token_file is required for a gateway on a network"
-    else:
-        yield from message_problems(line)
+        return
+    levels = policy(line.guarantee).publish_qos_choices
+    if line.qos is not None and line.qos not in levels:
+        problem = f"guarantee {line.guarantee} publishes with QoS {' or '.join(map(str, levels))}, not qos = {line.qos}"
+        yield "TL-C12", ("qos",), problem
+    yield from message_problems(line)
 
 
 def message_problems(section: DownlinkTable) -> Iterator[Violation]:

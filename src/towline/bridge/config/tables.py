@@ -502,8 +502,6 @@ class DownlinkTable(LineTable):
         from_: A Kafka topic, a list of them, or ``{ pattern = "REGEX" }``.
         starting_offsets: Start of the line before it has a checkpoint: ``earliest``, ``latest``, or a table
             ``{ TOPIC = { "0" = 12 } }``.
-        isolation_level: Kafka's ``isolation.level``: ``read_committed``, or also records of open and aborted
-            transactions; not with ``exactly_once``.
         on_data_loss: Reaction to records that Kafka deleted before they were read: ``stop`` the line with an error, or
             ``go_on`` with the remaining ones.
         topic: MQTT topic: a template or ``{ sql = "..." }``, as all that follows
@@ -535,7 +533,6 @@ class DownlinkTable(LineTable):
 
     from_: str | tuple[str, ...] | KafkaPattern = Field(alias="from")
     starting_offsets: Literal["earliest", "latest"] | dict[str, dict[str, int]] = "earliest"
-    isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
     on_data_loss: Literal["stop", "go_on"] = "stop"
     topic: TemplateOrSql = "{header.mqtt.topic}"
     qos: Annotated[int, Field(ge=0, le=2)] | None = None

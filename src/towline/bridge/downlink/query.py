@@ -280,7 +280,7 @@ class DownlinkQuery(LineQuery[Downlink]):
                 for name, value in java_client(self.bridge.kafka.client_settings(), environ).items()
             },
             # Spark's source shows uncommitted and aborted records without it.
-            "kafka.isolation.level": self.line.isolation_level,
+            "kafka.isolation.level": "read_committed",
             "includeHeaders": "true",
             "groupIdPrefix": f"towline-{self.bridge.name}-{self.line.name}",
         }

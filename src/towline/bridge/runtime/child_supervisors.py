@@ -174,10 +174,9 @@ class KafkaSupervisor(ChildSupervisor):
             if admin is not None and offsets and not is_stopped and remaining_s > 0:
                 with contextlib.suppress(KafkaError):
                     backlog = admin.backlog(offsets, remaining_s)
-            hidden_offsets = backlog and (backlog[1] if line.isolation_level == "read_committed" else 0)
             with self._state.lock:
                 view = self._state.lines[line.name]
-                view.behind, view.hidden = backlog and backlog[0], hidden_offsets
+                view.behind, view.hidden = backlog or (None, None)
 
     @property
     def _outage_effect(self) -> str:

@@ -65,8 +65,7 @@ def _line_settings(bridge: Bridge, line: Uplink | Downlink, document: Document) 
     settings = query.source_settings()
     if "sasl.jaas.config" in settings:  # the login contains the user name
         settings["sasl.jaas.config"] = settings["sasl.jaas.config"].partition(" ")[0]
-    location = document.first_location((*document.table_path(line.kind, line.name), "isolation_level"))
-    sources = dict.fromkeys(settings, _ALWAYS) | {"isolation.level": location or f"guarantee = {line.guarantee}"}
+    sources = dict.fromkeys(settings, _ALWAYS)
     yield "Kafka consumer (Spark's source)", list(_client_settings(bridge, document, settings, sources))
     if (dead_letter_settings := query.sink_settings()) is not None:
         yield "Kafka producer of dead letters", _producer_settings(bridge, dead_letter_settings, document)

@@ -147,8 +147,6 @@ def _downlink_warnings(line: Downlink) -> Iterator[str]:
         if line.control_characters == "dead_letter":
             yield "a record with a control character in a topic or property stops the line, too."
         yield "a record that MQTT can't carry stops the line: there is no dead_letter_topic."
-    if line.isolation_level == "read_uncommitted":
-        yield "isolation_level = read_uncommitted: what a transaction aborts is delivered too."
     if line.on_data_loss == "go_on":
         yield "on_data_loss = go_on: what Kafka deletes before it was read is lost without an error."
     if line.qos and line.gateway.protocol != "5":
@@ -212,7 +210,7 @@ def _uplink_rows(line: Plan) -> Iterator[Row]:
 def _downlink_rows(line: Plan) -> Iterator[Row]:
     topics, topic, offsets = line["from"], line["topic"], line["starting_offsets"]
     names = f"topics like {topics['pattern']}" if isinstance(topics, dict) else ", ".join(_as_list(topics))
-    yield "kafka", f"{names}   {line['isolation_level']}   from {offsets if isinstance(offsets, str) else 'as listed'}"
+    yield "kafka", f"{names}   from {offsets if isinstance(offsets, str) else 'as listed'}"
     yield "broker", _broker_text(line)
     topic_text = f"SQL {topic['sql']}" if isinstance(topic, dict) else topic
     parts = {
