@@ -7,7 +7,7 @@
     render   topic, key, value, headers and time of the record, each a template
 
 Spark evaluates ``reject`` and ``where``; here they are columns. A template with a field that the message lacks gives
-null: no key, no topic, a header without value (or none). A topic name made of fields must be a legal Kafka name, an
+null: no key, no topic, no header. A topic name made of fields must be a legal Kafka name, an
 allowed one and not reserved; else the message goes to the route's fallback topic (design section 10: a device never
 names a topic outside the allowed list).
 
@@ -174,7 +174,6 @@ class Route:
         fallback_topic: None makes a message whose topic is illegal or not allowed a dead letter, or stops the line
             if it has no dead-letter topic.
         fields: Names and Spark SQL, in order.
-        omit_missing: Whether a header whose template gives null is omitted; else it has no value.
         dedupe: Unique name of a message, as a template or as SQL; None to keep repeats.
         key_tells: Whether only the dedupe key recognises a repeat, since the QoS does not: a message without a key is a
             dead letter.
@@ -197,7 +196,6 @@ class Route:
     fields: tuple[tuple[str, str], ...] = ()
     reject: str | None = None
     header_map: str | None = None
-    omit_missing: bool = False
     dedupe: Template | str | None = None
     key_tells: bool = False
     dead_letter_topics: tuple[str, ...] = ()
@@ -257,7 +255,7 @@ class Route:
 #: Keys of a route that map messages to records; the text of its SQL is never passed on [I12].
 _MAPPING_KEYS: Final = (
     *("pattern", "topic", "key", "value", "timestamp", "headers", "allowed_topics", "fallback_topic", "properties"),
-    *("key_required", "omit_missing", "key_tells", "dead_letter_topics"),
+    *("key_required", "key_tells", "dead_letter_topics"),
 )
 
 
@@ -437,7 +435,7 @@ class _RouteView(FieldTexts):
         for name, template in route.headers:
             columns = [self.constant(name, pa.string()), self.template_text(template).cast(pa.binary())]
             pairs = pa.StructArray.from_arrays(columns, fields=list(_NO_HEADERS.type))
-            present = columns[1].is_valid() if route.omit_missing else self.constant(value=True, arrow_type=pa.bool_())
+            present = columns[1].is_valid()
             pairs = pairs.filter(present) if columns[1].null_count else pairs
             lists.append(pa.ListArray.from_arrays(running_sums(present).cast(pa.int32()), pairs))
         no_headers = pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), self.size + 1), _NO_HEADERS)

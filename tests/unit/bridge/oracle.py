@@ -99,8 +99,7 @@ def record(route: Mapping[str, Any], own: Mapping[str, str | None], row: Mapping
         if not re.fullmatch("[0-9]{1,15}", text) or int(text) > 253402300799999:
             raise Refusal("timestamp")
         moment = int(text) or 1
-    omits = route.get("missing_headers") == "omit"
-    own_headers = [(name, encoded(value)) for name, value in headers if value is not None or not omits]
+    own_headers = [(name, encoded(value)) for name, value in headers if value is not None]
     value = encoded(texts["value"]) if "value" in route else row["payload"]
     message = [] if route.get("properties") == "none" else properties(row)
     return topic, value, encoded(texts.get("key")), moment, [*message, *own_headers]

@@ -51,8 +51,6 @@ def test_each_member_has_a_name_a_client_id_and_a_directory_of_its_own(tmp_path:
     assert Bridge.model_validate_json(bridge.model_dump_json(by_alias=True)) == bridge
     with pytest.raises(ConfigError, match=r'has no member "g3"\. Known here: g1, g2\.   \[TL-C120\]'):
         line.member_settings("g3", bridge.file)
-    (line,) = read(with_line('share = "subscription"\nshare_group = "ours"', MEMBERS), tmp_path).uplinks
-    assert line.members[0].subscriptions[0].pattern == "$share/ours/telemetry/+/#"
     (line,) = read(with_line("", FILTERS), tmp_path).uplinks
     assert [[s.pattern for s in one.subscriptions] for one in line.members] == [["telemetry/n/#"], ["telemetry/s/#"]]
 
@@ -84,9 +82,7 @@ OLD = 'share = "subscription"\nmqtt = { protocol = "3.1.1" }'
         ("", MEMBERS, "TL-C122", 10, ["share is missing", 'share = "subscription"']),
         ('share = "subscription"', "", "TL-C111", 12, ["share has no effect without members", "[[uplink.member]]"]),
         ('journal = { max_bytes = "1 GiB" }\ngateways = ["/var/lib/g1"]', "", "TL-C111", 12, ["journal has no effect with gateways"]),
-        ('share_group = "x"', "", "TL-C111", 12, ["share_group has no effect without members"]),
         ('share = "subscription"', FILTERS, "TL-C122", 20, ['"north" has filters', 'share = "subscription"']),
-        ('share = "filters"\nshare_group = "x"', FILTERS, "TL-C111", 13, ['share_group has no effect with share = "filters"']),
         ('share = "subscription"', ONE_NAME, "TL-C18", 21, ['"telemetry-g1"', "another line, or a member of one"]),
         ("", FILTERS.replace("telemetry/s/#", "+/n/x"), "TL-C121", 23, ['"north" and "south" both match "telemetry/n/x"']),
         ("", FILTERS.replace("telemetry/s/#", "alarms/#"), "TL-C124", 23, ['"alarms/#" of member "south" matches no topic']),

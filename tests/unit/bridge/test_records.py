@@ -65,7 +65,6 @@ TABLES: tuple[dict[str, Any], ...] = (
         "key": "{payload.ids[1].n}",
         "timestamp": "{payload.at}",
         "headers": {"to": "{payload.to}", "none": "{mqtt.content_type}"},
-        "missing_headers": "omit",
     },
     {"from": "j/+/#", "topic": "{mqtt.user.k}", "allowed_topics": ["?", "t1", "__*"], "key": "{mqtt.received_at}"},
     {

@@ -45,7 +45,7 @@ def test_the_command_prints_a_schema_and_every_key_is_explained(capsys: pytest.C
     schema = json.loads(capsys.readouterr().out)
     assert (ended.value.code, schema) == (0, WHOLE.schema)
     Draft202012Validator.check_schema(schema)
-    for name in ("UplinkTable", "DownlinkTable", "RouteSection", "MqttTable", "KafkaSection", "SparkSection", "Tls"):
+    for name in ("UplinkTable", "DownlinkTable", "RouteSection", "MqttSettings", "KafkaSection", "SparkSection", "Tls"):
         properties = schema["properties"] | schema["$defs"][name]["properties"]
         assert [key for key, one in properties.items() if "description" not in one] == [], name
     assert "None" not in json.dumps(schema)

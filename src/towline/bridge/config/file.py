@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
@@ -187,11 +186,11 @@ class _FileReader:
             self._errors.add("TL-C16", path, problem, remedy)
         jars: dict[Path, None] = {}  # in order, each once
         for jar_path in section.kafka_jars:
-            directory, pattern = (jar_path, "*.jar") if jar_path.is_dir() else (jar_path.parent, jar_path.name)
-            matches = (directory / name for name in sorted(glob(pattern, root_dir=directory)))  # noqa: PTH207 - takes a**b
-            jar_files = dict.fromkeys(file for file in (jar_path, *matches) if file.is_file())
-            jars |= jar_files
-            if not jar_files:
+            files = [
+                file for file in (sorted(jar_path.glob("*.jar")) if jar_path.is_dir() else [jar_path]) if file.is_file()
+            ]
+            jars |= dict.fromkeys(files)
+            if not files:
                 remedy = "Correct the path, or remove it: Maven brings the jars."
                 self._errors.add("TL-C15", ("spark", "kafka_jars"), f"no jar file is at {jar_path}", remedy)
         return section.model_copy(update={"kafka_jars": tuple(jars)})
@@ -325,12 +324,11 @@ class _FileReader:
         """Return the settings of the line's gateway; None if they are invalid."""
         sections = (self._tables.mqtt, table.mqtt)
         mqtt = {key: getattr(section, key) for section in sections for key in section.model_fields_set}
-        prefix = mqtt.pop("client_id_prefix", None) or self._tables.name
         gateway = self._tables.gateway
         address = gateway.listen if table.listen is None else table.listen  # false: no listener
         files = {name: file for name in LISTENER_FILES if (file := getattr(gateway, name))}
         values = {
-            "client_id": f"{prefix}-{table.name}",
+            "client_id": f"{self._tables.name}-{table.name}",
             **mqtt,
             "name": table.name,
             "state_dir": self._state_dir / table.name,
@@ -360,7 +358,7 @@ class _FileReader:
         way, line_filters = table.share_way or ShareMethod.FILTERS, gateway.subscriptions
         names = tuple(sorted(each_member.name for each_member in table.member))
         share = ShareSettings(member=member.name, members=names, way=way, client_id=gateway.mqtt_client_id)
-        prefix = f"$share/{table.share_group or f'{self._tables.name}-{table.name}'}"
+        prefix = f"$share/{self._tables.name}-{table.name}"
         filters = tuple(replace(item, pattern=f"{prefix}/{item.pattern}") for item in line_filters)
         filters = restrict_filters(member.filters, line_filters) if way is ShareMethod.FILTERS else filters
         return {

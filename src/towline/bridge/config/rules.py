@@ -165,8 +165,7 @@ _KEYS_WITHOUT_EFFECT: Final[Sequence[tuple[Sequence[str], Callable[[Any, BridgeT
         "with gateways, which run elsewhere with settings of their own",
     ),
     (("removed_gateways",), lambda line, _: not line.gateways, "without gateways"),
-    (("share", "share_group"), lambda line, _: not line.member, "without members: [[uplink.member]] with a name"),
-    (("share_group",), lambda line, _: line.share_way is ShareMethod.FILTERS, 'with share = "filters"'),
+    (("share",), lambda line, _: not line.member, "without members: [[uplink.member]] with a name"),
     (("failure_notice",), lambda line, file: dead_letter_topic(line, file) is None, "without a dead_letter_topic"),
 )
 

@@ -107,7 +107,7 @@ class SparkSection(SettingsModel):
             makes one by itself.
         ui: Whether Spark's web page is served (on loopback).
         conf: Further Spark settings.
-        kafka_jars: Jars of Spark's Kafka source, for downlinks: files, directories, patterns; by default Maven's.
+        kafka_jars: Jars of Spark's Kafka source, for downlinks: files and directories; by default Maven's.
         tier: How the JVM of a local master, or of the driver of a standalone cluster, is tuned: ``quick`` (one
             compiler, the serial collector) starts in half the CPU and is best at low rates and on few cores; ``peak``
             (Java's own choice) is faster under full load for hours; ``auto`` is ``quick`` on up to two cores
@@ -237,7 +237,7 @@ class RouteSection(SettingsModel):
         value: Value of the record, a template; a message that gives none is a dead letter. Default the payload.
         timestamp: Time of the record, a template that gives milliseconds since 1970, anything else is a dead letter;
             without it, or where it gives nothing, the time of receipt.
-        headers: Further headers of the record, each a template.
+        headers: Further headers of the record, each a template; one that gives nothing is omitted.
         where: Spark SQL, evaluated after ``reject`` (docs/configure.md#order-of-evaluation); messages for which it is
             false are filtered and counted, those for which it is null are counted apart; one on which it raises is a
             dead letter.
@@ -253,8 +253,6 @@ class RouteSection(SettingsModel):
             letter.
         header_map: Spark SQL of a ``MAP<STRING, STRING>``: headers whose names are data, after the others. A null value
             is omitted, and so are names that begin with ``mqtt.`` or ``towline.``; no headers where the SQL raises.
-        missing_headers: Whether a header whose template gives nothing is written without a value (``null``) or omitted
-            (``omit``).
         dedupe: Deduplication by a key of the route; ``within`` is the same for the whole line.
     """
 
@@ -274,7 +272,6 @@ class RouteSection(SettingsModel):
     fields: dict[str, str] = Field(default_factory=dict)
     reject: str | None = None
     header_map: str | None = None
-    missing_headers: Literal["null", "omit"] = "null"
     dedupe: Dedupe | None = None
 
     def template_texts(self) -> dict[KeyPath, str]:
@@ -302,7 +299,6 @@ class RouteSection(SettingsModel):
             headers=tuple((name, Template.parse(text)) for name, text in self.headers.items()),
             properties=self.properties == "all",
             fields=tuple(self.fields.items()),
-            omit_missing=self.missing_headers == "omit",
             dedupe=dedupe.compiled_key if dedupe else None,
             key_tells=qos < rules.qos,
             dead_letter_topics=dead_letter_topics,
@@ -351,16 +347,6 @@ class LineTable(SettingsModel):
     mqtt: MqttSettings = MqttSettings()
 
 
-class MqttTable(MqttSettings):
-    """Connection to the MQTT broker.
-
-    Attributes:
-        client_id_prefix: Prefix of client ids, in place of the bridge's name.
-    """
-
-    client_id_prefix: str | None = None
-
-
 class MemberSection(SettingsModel):
     """``[[uplink.member]]`` as written.
 
@@ -399,7 +385,6 @@ class UplinkTable(LineTable):
         journal: A table: the limit of its disk usage.
         share: With members: how they share the line's messages, ``filters`` or ``subscription``
             (docs/scaling.md#members).
-        share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``; default ``<bridge>-<line>``.
         member: Gateways that share the line's messages.
     """
 
@@ -414,7 +399,6 @@ class UplinkTable(LineTable):
     receipts: ReceiptSettings | None = None
     journal: Limits = Limits()
     share: ShareMethod | None = None
-    share_group: Annotated[str, Field(pattern=NAME)] | None = None
     member: tuple[MemberSection, ...] = ()
 
     @property
@@ -652,7 +636,7 @@ class BridgeTable(BridgeSection):
         downlink: Lines from Kafka to MQTT.
     """
 
-    mqtt: MqttTable = MqttTable()
+    mqtt: MqttSettings = MqttSettings()
     hono: HonoSection = HonoSection()
     uplink: tuple[UplinkTable, ...] = ()
     downlink: tuple[DownlinkTable, ...] = ()
