@@ -34,7 +34,6 @@ from towline.bridge.routes import (
     fault_texts,
     first_case,
     first_value_of,
-    lossy_text,
     running_sums,
     sql_verdicts,
     utf8_text,
@@ -157,7 +156,10 @@ class MessageTable:
     def _notices(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
         record_fields = _RecordFields(rows, self._notice, NOTICE_PREFIX)
         evaluated = {name: record_fields.evaluate(name) for name in self._notice}
-        topics, where_column = lossy_text(evaluated.pop("topic")).to_pylist(), evaluated.pop("where").to_pylist()
+        topics, where_column = (
+            utf8_text(evaluated.pop("topic"), lossy=True).to_pylist(),
+            evaluated.pop("where").to_pylist(),
+        )
         texts = {name: column.cast(pa.binary()).to_pylist() for name, column in evaluated.items()}
         keys, values, headers = texts.pop("key"), texts.pop("payload"), rows.column("headers").to_pylist()
         notices = []
@@ -293,17 +295,9 @@ class _MessageColumns(_RecordFields):
         not_utf8 = {name: pc.and_(raw.is_valid(), utf8[name].is_null()) for name, raw in self._raw_columns.items()}
         yield self._raw_columns["topic"].is_null(), RowOutcome.TOPIC_ABSENT
         yield pc.or_(not_utf8["topic"], _is_illegal(utf8["topic"], _INVALID_TOPIC)), RowOutcome.MQTT_TOPIC
-        if table.properties != "none":
-            yield users.matches_any(lambda column: column.is_null()), RowOutcome.HEADER_NO_TEXT
-        for name in ("content_type", "response_topic"):
-            if table.expressions[name] is None:
-                yield not_utf8[name], RowOutcome.HEADER_NO_TEXT
-        yield (
-            pc.or_(not_utf8["response_topic"], _is_illegal(utf8["response_topic"], _INVALID_TOPIC)),
-            RowOutcome.RESPONSE_TOPIC,
-        )
-        yield pc.or_(not_utf8["content_type"], _is_illegal(utf8["content_type"], _NULL_CHARACTER)), RowOutcome.PROPERTY
-        yield users.matches_any(lambda column: _is_illegal(column, _NULL_CHARACTER)), RowOutcome.PROPERTY
+        for name, illegal in (("response_topic", _INVALID_TOPIC), ("content_type", _NULL_CHARACTER)):
+            yield pc.or_(not_utf8[name], _is_illegal(utf8[name], illegal)), RowOutcome.PROPERTY
+        yield users.matches_any(lambda c: pc.or_(c.is_null(), _is_illegal(c, _NULL_CHARACTER))), RowOutcome.PROPERTY
         yield pc.greater(_byte_lengths(self._correlation), _MAX_LENGTH), RowOutcome.PROPERTY
         if not table.send_controls:
             for column in utf8.values():

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property, lru_cache, partial, reduce
+from functools import cached_property, lru_cache, reduce
 from itertools import repeat
 from math import isfinite
 from operator import attrgetter
@@ -46,7 +46,7 @@ from towline.bridge.patterns import (
 )
 from towline.bridge.properties import USER_PREFIX, property_headers, to_bytes
 from towline.kafka.columns import Columns, header_lists, longest_bytes, longest_list, values_of
-from towline.kafka.deadletters import HEADER_OVERHEAD, INTERNAL_PREFIX, Header, Reason, reserved_topics_pattern
+from towline.kafka.deadletters import HEADER_OVERHEAD, Header, Reason, reserved_topics_pattern
 from towline.kafka.recordcheck import RecordFault
 from towline.schema import OPTIONAL_COLUMNS, ROW_SCHEMA
 
@@ -90,8 +90,6 @@ _MAX_CACHED_TOPICS: Final = 50_000
 #: Last millisecond of the year 9999, which Kafka clients can still display.
 _MAX_TIMESTAMP_MS: Final = 253_402_300_799_999
 _MILLISECONDS: Final = re.compile(r"[0-9]{1,15}")
-_ILLEGAL_TOPIC_TEXT: Final = "empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000"
-_CONTROLS_TEXT: Final = "a topic or property has a control character, at which a broker may end the connection"
 
 
 class RowOutcome(IntEnum):
@@ -124,11 +122,9 @@ class RowOutcome(IntEnum):
     KEY_ABSENT = Reason.KEY_ABSENT, "the message lacks what its key or its dedupe key is made of"
     VALUE_ABSENT = Reason.UNMAPPED, "the message lacks what the value of its record is made of"
     NO_TIME = Reason.TIMESTAMP, "timestamp gives no whole number of milliseconds since 1970"
-    MQTT_TOPIC = Reason.TOPIC_ILLEGAL, f"MQTT takes no such topic: {_ILLEGAL_TOPIC_TEXT}"
-    HEADER_NO_TEXT = Reason.UNDELIVERABLE, "a header is no UTF-8 text, as MQTT needs; properties may leave it out"
-    RESPONSE_TOPIC = Reason.UNDELIVERABLE, f"MQTT takes no such response topic: {_ILLEGAL_TOPIC_TEXT}"
-    PROPERTY = Reason.UNDELIVERABLE, "a property is longer than 65,535 bytes, no UTF-8 text, or has U+0000"
-    CONTROLS = Reason.UNDELIVERABLE, f'{_CONTROLS_TEXT}; control_characters = "send" would send it'
+    MQTT_TOPIC = Reason.TOPIC_ILLEGAL, "MQTT takes no such topic: empty, no UTF-8, over 65,535 bytes, +, # or U+0000"
+    PROPERTY = Reason.UNDELIVERABLE, "a property is no UTF-8, over 65,535 bytes, or has U+0000; a response topic + or #"
+    CONTROLS = Reason.UNDELIVERABLE, 'a control character in a topic or property; control_characters = "send" sends it'
     TOO_LARGE = Reason.TOO_LARGE, "the broker takes packets of at most {limit} bytes"
 
     def __new__(cls, reason: Any, detail: str = "") -> Self:
@@ -221,19 +217,14 @@ class Route:
         texts = (self.where, self.reject, self.header_map, dedupe, *(text for _, text in self.fields))
         return tuple(text for text in texts if text is not None)
 
-    @property
-    def reserved_pattern(self) -> str | None:
-        """Regular expression of topic names that a template with fields must not give; None if it can't."""
-        prefix = self.topic.parts[0]
-        reserved = (INTERNAL_PREFIX, "towline.", *self.dead_letter_topics)
-        may_match = self.topic.fields and any(prefix.startswith(name) or name.startswith(prefix) for name in reserved)
-        return reserved_topics_pattern(self.dead_letter_topics) if may_match else None
+    def _is_reserved(self, name: str) -> bool:
+        """Return whether no message may name a Kafka topic: one of markers or dead letters, or Kafka's own."""
+        return re.fullmatch(reserved_topics_pattern(self.dead_letter_topics), name) is not None
 
     def may_name_topic(self, name: str) -> bool:
         """Return whether a message may name a Kafka topic, judged by the beginning of the template."""
-        pattern = self.reserved_pattern
-        is_free = pattern is None or not re.fullmatch(pattern, name)
-        return is_free and kafka_name_problem(name) is None and name.startswith(self.topic.parts[0])
+        is_legal = kafka_name_problem(name) is None and not self._is_reserved(name)
+        return is_legal and name.startswith(self.topic.parts[0])
 
     def destination(self, name: str | None) -> tuple[str | None, RowOutcome]:
         """Return the Kafka topic for a name from the topic's template, or the outcome if there is none."""
@@ -245,7 +236,7 @@ class Route:
     def _topic_problem(self, name: str | None) -> RowOutcome:
         if name is None:
             return RowOutcome.TOPIC_ABSENT
-        if (pattern := self.reserved_pattern) is not None and re.fullmatch(pattern, name):
+        if self._is_reserved(name):
             return RowOutcome.TOPIC_RESERVED
         if kafka_name_problem(name):
             return RowOutcome.TOPIC_ILLEGAL
@@ -267,16 +258,13 @@ def routes_to_json(routes: Sequence[Route]) -> str:
 
 def routes_from_json(text: str) -> tuple[Route, ...]:
     """Return the routes serialised by `routes_to_json`."""
-    return tuple(map(_route_from_dict, json.loads(text)))
-
-
-def _route_from_dict(mapping: dict[str, Any]) -> Route:
-    for name in ("topic", "key", "value", "timestamp"):
-        mapping[name] = None if mapping[name] is None else Template.parse(mapping[name])
-    for name in ("allowed_topics", "dead_letter_topics"):
-        mapping[name] = tuple(mapping[name])
-    headers = tuple((name, Template.parse(template)) for name, template in mapping.pop("headers"))
-    return Route(Pattern.parse(mapping.pop("pattern"), validate=False), headers=headers, **mapping)
+    mappings: list[dict[str, Any]] = json.loads(text)
+    for mapping in mappings:
+        mapping["pattern"] = Pattern.parse(mapping["pattern"], validate=False)
+        mapping["headers"] = tuple((name, Template.parse(template)) for name, template in mapping["headers"])
+        for name in ("topic", "key", "value", "timestamp"):
+            mapping[name] = None if mapping[name] is None else Template.parse(mapping[name])
+    return tuple(Route(**mapping) for mapping in mappings)
 
 
 def rows_of_writer(records: pa.RecordBatch, writer: int, writers: int) -> pa.RecordBatch:
@@ -408,7 +396,8 @@ class _RouteView(FieldTexts):
             levels, topic_indices = self._levels
             return pc.list_element(levels, level).take(topic_indices)
         if name in FIELDS:
-            return _as_text(self.column(FIELDS[name]))
+            column = self.column(FIELDS[name])  # a time as microseconds since 1970
+            return (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).cast(pa.string())
         if name.startswith(USER_PREFIX):
             return first_value_of(self.column("user_properties"), name.removeprefix(USER_PREFIX))
         if name == PAYLOAD:
@@ -448,7 +437,7 @@ def sql_verdicts(rows: pa.RecordBatch) -> tuple[list[tuple[pa.Array, Any]], pa.A
     cases: list[tuple[pa.Array, Any]] = []
     if REJECT in present:
         column = rows.column(REJECT)
-        refusals = lossy_text(pc.struct_field(column, 0))
+        refusals = utf8_text(pc.struct_field(column, 0), lossy=True)
         cases += [(column.is_null(), RowOutcome.REJECT_RAISED), (refusals.is_valid(), RowOutcome.REJECTED)]
     if WHERE in present:
         column = rows.column(WHERE)
@@ -525,41 +514,25 @@ def _text_at_path(document: Any, path: Sequence[str | int]) -> str | None:
     return str(document)
 
 
-def utf8_text(column: pa.Array) -> pa.Array:
-    """Decode bytes, or a text that Spark made of bytes; null where they are no UTF-8."""
-    return _decode(column, _decode_strict)
-
-
-def lossy_text(column: pa.Array) -> pa.Array:
-    """Decode bytes, or a text that Spark made of bytes; invalid UTF-8 becomes U+FFFD [I15]."""
-    return _decode(column, partial(bytes.decode, errors="replace"))
-
-
-def _decode(column: pa.Array, decode: Callable[[bytes], str | None]) -> pa.Array:
-    """Decode bytes as text, value by value only if one is no UTF-8."""
+def utf8_text(column: pa.Array, *, lossy: bool = False) -> pa.Array:
+    """Decode bytes, or a text that Spark made of bytes; what is no UTF-8 is null, or `lossy` text with U+FFFD [I15]."""
     column = column.cast(pa.binary())
     try:
         return column.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([None if value is None else decode(value) for value in column.to_pylist()], pa.string())
-
-
-def _decode_strict(text: bytes) -> str | None:
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return None
+    except pa.ArrowInvalid:  # value by value only if one is no UTF-8
+        values = column.to_pylist()
+        texts = [None if value is None else value.decode(errors="replace") for value in values]
+        if not lossy:
+            texts = [
+                text if text is None or text.encode() == value else None
+                for text, value in zip(texts, values, strict=True)
+            ]
+        return pa.array(texts, pa.string())
 
 
 def running_sums(numbers: pa.Array) -> pa.Array:
     """Return the running sums of numbers, beginning with 0; of booleans the running counts of true."""
     return pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(numbers.cast(pa.int64()))])
-
-
-def _as_text(column: pa.Array) -> pa.Array:
-    """Cast values to text; a time to microseconds since 1970."""
-    numbers = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
-    return numbers.cast(pa.string())
 
 
 def first_value_of(lists: pa.Array, key: str) -> pa.Array:
@@ -603,7 +576,7 @@ class _BatchRendering:
 
     def _destination(self, view: _RouteView, route: Route) -> pa.Array:
         """Return structs of `_DESTINATION`."""
-        codes = lossy_text(view.template_text(route.topic)).dictionary_encode(null_encoding="encode")
+        codes = utf8_text(view.template_text(route.topic), lossy=True).dictionary_encode(null_encoding="encode")
         structs = [(name, *self._table.destination(name, view.route_number)) for name in codes.dictionary.to_pylist()]
         return pa.array(structs, _DESTINATION).take(codes.indices)
 
@@ -652,7 +625,7 @@ class _BatchRendering:
         if all(route.timestamp is None for route in self._routes):
             return receipt_times, None
         raw_texts = self._column(pa.binary(), lambda view, route: view.bytes_of(route.timestamp))
-        texts = lossy_text(raw_texts).to_pylist()
+        texts = utf8_text(raw_texts, lossy=True).to_pylist()
         milliseconds = [int(text) if text is not None and _MILLISECONDS.fullmatch(text) else None for text in texts]
         micros = [n * 1000 if n is not None and n <= _MAX_TIMESTAMP_MS else None for n in milliseconds]
         invalid = pa.array([text is not None and n is None for text, n in zip(texts, micros, strict=True)])
