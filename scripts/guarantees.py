@@ -43,6 +43,14 @@ def producer(policy: Policy) -> str:
     return shown + (", a transaction per batch and partition, with a marker" if policy.transactions else "")
 
 
+def replay(policy: Policy) -> str:
+    """What the source serves a second time."""
+    if not policy.replays_batches:
+        return "served empty"
+    again = "skipped if the marker says that Kafka has it" if policy.transactions else "the same rows in the same order"
+    return f"served again, {'and ' * policy.transactions}{again}"
+
+
 def spark(policy: Policy) -> str:
     """The settings that may not be changed."""
     return ", ".join(f"`{name}={value}`" for name, value in policy.spark_settings.items()) or "any"
@@ -52,7 +60,7 @@ ROWS: dict[str, Callable[[Policy], str]] = {
     "MQTT subscription": qos,
     "MQTT session": lambda policy: "persistent: Clean Start 0, expiry above 0" if policy.persistent_session else "any",
     "acknowledged to the broker after": lambda policy: " or ".join(f"`{word}`" for word in policy.ack_choices),
-    "the batch that a crash interrupted is": lambda policy: policy.replay_text,
+    "the batch that a crash interrupted is": replay,
     "Kafka producer": producer,
     "Spark": spark,
     "way back: Kafka consumer": lambda _: "`read_committed`",

@@ -39,7 +39,6 @@ class Policy:
         ack_choices: Accepted values of ``ack_after``; the first is the default.
         replays_batches: The source serves a batch that a crash interrupted again. If False, it serves the batch empty
             and counts its rows as dropped.
-        replay_text: Behaviour of a replayed batch, in words.
         transactions: Records and marker are one Kafka transaction [I9].
         publish_qos_choices: Accepted QoS of messages that a downlink publishes; the first is the default.
         spark_settings: Spark settings with their required values.
@@ -55,7 +54,6 @@ class Policy:
     persistent_session: bool
     ack_choices: tuple[AckAfter, ...]
     replays_batches: bool
-    replay_text: str
     transactions: bool = False
     publish_qos_choices: tuple[int, ...]
     spark_settings: Mapping[str, str]
@@ -71,8 +69,6 @@ class Policy:
         return self.publish_qos_choices[0]
 
 
-#: Of MQTT: QoS is 0, 1 or 2 [MQTT 5 section 4.3].
-MAX_QOS: Final = 2
 #: A second attempt of a task would fence the first; another number of partitions on a replay would be another batch.
 _REPEATABLE_TASKS: Final = MappingProxyType(
     {"spark.speculation": "false", "spark.sql.adaptive.streaming.stateless.enabled": "false"}
@@ -105,7 +101,6 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             persistent_session=False,
             ack_choices=(AckAfter.RECEIVED,),
             replays_batches=False,
-            replay_text="served empty",
             publish_qos_choices=(0,),
             spark_settings=_SINGLE_STAGE_ATTEMPT,
             kafka_settings=_ACKS_NONE,
@@ -120,7 +115,6 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             persistent_session=True,
             ack_choices=(AckAfter.JOURNAL, AckAfter.KAFKA),
             replays_batches=True,
-            replay_text="served again, the same rows in the same order",
             publish_qos_choices=(1, 2),
             spark_settings=MappingProxyType({}),
             kafka_settings=_ACKS_ALL,
@@ -134,7 +128,6 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             persistent_session=True,
             ack_choices=(AckAfter.JOURNAL,),
             replays_batches=True,
-            replay_text="served again, and skipped if the marker says that Kafka has it",
             transactions=True,
             publish_qos_choices=(2,),
             spark_settings=_REPEATABLE_TASKS,
@@ -163,11 +156,8 @@ def qos_problem(guarantee: Guarantee, qos: int, *, dedupe: bool = False) -> tupl
     min_qos = policy_.min_qos_with_dedupe if dedupe else policy_.qos
     if qos >= min_qos:
         return None
-    problem = f"guarantee {guarantee} needs QoS {' or '.join(map(str, range(min_qos, MAX_QOS + 1)))}"
-    if policy_.min_qos_with_dedupe <= qos:
-        return problem, f'Raise it, or give a dedupe key or promise = "at_least_once", which allow QoS {qos}.'
-    change_guarantee = "" if guarantee is Guarantee.EXACTLY_ONCE else "take guarantee exactly_once and "
-    return problem, f'Raise it, or {change_guarantee}give the route promise = "at_most_once", which takes QoS 0.'
+    remedy = 'Raise it. With exactly_once a dedupe key or promise = "at_least_once" allows QoS 1, "at_most_once" QoS 0.'
+    return f"guarantee {guarantee} needs QoS {' or '.join(map(str, range(min_qos, 3)))}", remedy
 
 
 def promise_problem(guarantee: Guarantee, promise: Guarantee, qos: int | None = None) -> tuple[str, str] | None:
@@ -185,23 +175,15 @@ def promise_problem(guarantee: Guarantee, promise: Guarantee, qos: int | None = 
     return None
 
 
-def sharing_problem(guarantee: Guarantee, brokers: int, publish_qos: int | None = None) -> tuple[str, str]:
-    """Return problem and remedy of QoS 2 with brokers that share no sessions.
+def sharing_problem(brokers: int) -> tuple[str, str]:
+    """Return problem and remedy of QoS 2 with brokers that share no sessions; a single one may redirect to others.
 
     Exactly once needs two sides that both remember the packet id [MQTT-4.3.3]. A broker that takes over without the
     sessions knows no packet id, so a message in flight is received, or published, a second time.
-
-    Args:
-        guarantee: Guarantee of a line that is exactly_once, or publishes with QoS 2.
-        brokers: Number of configured brokers; a single one may redirect to others (`follow_redirects`).
-        publish_qos: QoS of a downlink; None for an uplink.
     """
-    promise, alternative = f"guarantee {guarantee}", "take guarantee at_least_once"
-    if publish_qos == 2 and guarantee is not Guarantee.EXACTLY_ONCE:
-        promise, alternative = "QoS 2", "publish with QoS 1"
     brokers_text = f"{brokers} brokers" if brokers > 1 else "follow_redirects"
-    problem = f"{promise} with {brokers_text} needs them to share sessions: a takeover would double messages in flight"
-    remedy = f"Set brokers_share_sessions = true if they are one such cluster, or give one address; or {alternative}."
+    problem = f"QoS 2 with {brokers_text} needs them to share sessions: a takeover would double messages in flight"
+    remedy = "Set brokers_share_sessions = true if they do, give one address, or take at_least_once and QoS 1."
     return problem, remedy
 
 

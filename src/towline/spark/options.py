@@ -167,8 +167,7 @@ def _gateway_settings(
     ConfigErrors.raise_any(errors)
     # A failover to a broker without the session would lose or duplicate messages.
     if settings.connection.several_sessions and (settings.guarantee is Guarantee.EXACTLY_ONCE or publish_qos == 2):
-        problem = sharing_problem(settings.guarantee, len(settings.brokers), publish_qos)
-        raise _option_error("TL-C90", "broker", *map(with_option_names, problem))
+        raise _option_error("TL-C90", "broker", *map(with_option_names, sharing_problem(len(settings.brokers))))
     return settings
 
 

@@ -95,8 +95,8 @@ MISTAKES = [
     ('"k1:9092"', '"k1:9092"\nsettings = { "lingerr.ms" = 1 }', 'bridge.toml:9  [kafka]: unknown "lingerr.ms". Did you mean "linger.ms"?   [TL-C01]'),
     (ROUTE, ROUTE + 'from_ = "x"\n', 'bridge.toml:16  uplink "telemetry" route 1: unknown key "from_". Did you mean "from"?   [TL-C01]'),
     ('name = "telemetry"', 'name = "telemetry"\nguarantee = "twice"', 'bridge.toml:12  uplink "telemetry": "guarantee" must be "at_most_once", "at_least_once" or "exactly_once". Choose one.   [TL-C03]'),
-    ('name = "telemetry"\n\n[[uplink.route]]', 'name = "telemetry"\nguarantee = "exactly_once"\n\n[[uplink.route]]\nqos = 1', 'bridge.toml:15  uplink "telemetry" route 1: guarantee exactly_once needs QoS 2, the route subscribes with qos = 1. Raise it, or give a dedupe key or promise = "at_least_once", which allow QoS 1.   [TL-C12]'),
-    ('name = "telemetry"\n\n[[uplink.route]]', 'name = "telemetry"\nguarantee = "exactly_once"\ndedupe = { key = "payload" }\n\n[[uplink.route]]\nqos = 0', 'bridge.toml:16  uplink "telemetry" route 1: guarantee exactly_once needs QoS 1 or 2, the route subscribes with qos = 0. Raise it, or give the route promise = "at_most_once", which takes QoS 0.   [TL-C12]'),
+    ('name = "telemetry"\n\n[[uplink.route]]', 'name = "telemetry"\nguarantee = "exactly_once"\n\n[[uplink.route]]\nqos = 1', 'bridge.toml:15  uplink "telemetry" route 1: guarantee exactly_once needs QoS 2, the route subscribes with qos = 1. Raise it. With exactly_once a dedupe key or promise = "at_least_once" allows QoS 1, "at_most_once" QoS 0.   [TL-C12]'),
+    ('name = "telemetry"\n\n[[uplink.route]]', 'name = "telemetry"\nguarantee = "exactly_once"\ndedupe = { key = "payload" }\n\n[[uplink.route]]\nqos = 0', 'bridge.toml:16  uplink "telemetry" route 1: guarantee exactly_once needs QoS 1 or 2, the route subscribes with qos = 0. Raise it. With exactly_once a dedupe key or promise = "at_least_once" allows QoS 1, "at_most_once" QoS 0.   [TL-C12]'),
     ("[[uplink]]\n", '[spark.conf]\nspark.speculation = true\n\n[[uplink]]\nguarantee = "exactly_once"\n', 'bridge.toml:11  uplink "telemetry": guarantee exactly_once needs spark.speculation = false. Remove it from [spark.conf].   [TL-C12]'),
     ('name = "telemetry"\n\n', 'name = "telemetry"\nguarantee = "exactly_once"\nmqtt = { session_expiry_s = 0 }\n\n', 'bridge.toml:13  uplink "telemetry": guarantee exactly_once needs a session that outlives the connection. Raise session_expiry_s.   [TL-C12]'),
     ('name = "telemetry"\n\n', 'name = "telemetry"\ndedupe = { key = "payload", within = "a while" }\n\n', 'bridge.toml:12  uplink "telemetry": within is a time of at most 30 days. Write it as "10 minutes" or "2 hours".   [TL-C05]'),
@@ -109,7 +109,7 @@ MISTAKES = [
     ("telemetry/{device}/#", "telemetry/#/{device}", 'bridge.toml:14  uplink "telemetry" route 1: # stands alone and last in a topic filter. Correct it.   [TL-C67]'),
     ("telemetry/{device}/#", "telemetry/d-{device}", 'bridge.toml:14  uplink "telemetry" route 1: "d-{device}" is no level of a filter. A wildcard {name} fills a whole level, a brace is written {{.   [TL-C67]'),
     ("telemetry/{device}/#", "{a}/{a}", 'bridge.toml:14  uplink "telemetry" route 1: the wildcard {a} stands twice in from. Give each its own name.   [TL-C67]'),
-    (ROUTE, ROUTE + "qos = 0\n", 'bridge.toml:16  uplink "telemetry" route 1: guarantee at_least_once needs QoS 1 or 2, the route subscribes with qos = 0. Raise it, or take guarantee exactly_once and give the route promise = "at_most_once", which takes QoS 0.   [TL-C12]'),
+    (ROUTE, ROUTE + "qos = 0\n", 'bridge.toml:16  uplink "telemetry" route 1: guarantee at_least_once needs QoS 1 or 2, the route subscribes with qos = 0. Raise it. With exactly_once a dedupe key or promise = "at_least_once" allows QoS 1, "at_most_once" QoS 0.   [TL-C12]'),
     ('name = "telemetry"\n\n[[uplink.route]]', 'name = "telemetry"\nguarantee = "exactly_once"\n\n[[uplink.route]]\npromise = "at_most_once"\nqos = 1', 'bridge.toml:15  uplink "telemetry" route 1: promise = "at_most_once" subscribes with QoS 0, not 1. Remove qos, or promise.   [TL-C12]'),
     (ROUTE, ROUTE + 'promise = "at_most_once"\n', 'bridge.toml:16  uplink "telemetry" route 1: promise = "at_most_once" is for a route of a line with guarantee exactly_once, not at_least_once. Change one of the two.   [TL-C12]'),
     ("[[uplink]]\n", '[spark.conf]\nspark.stage.maxConsecutiveAttempts = 4\n\n[[uplink]]\nguarantee = "at_most_once"\n', 'bridge.toml:11  uplink "telemetry": guarantee at_most_once needs spark.stage.maxConsecutiveAttempts = 1. Remove it from [spark.conf].   [TL-C12]'),
@@ -265,7 +265,7 @@ def test_a_list_of_brokers_under_exactly_once_needs_a_word(tmp_path: Path) -> No
     (mistake,) = told(exact, tmp_path)
     assert content(mistake)[:2] == ('bridge.toml:5  uplink "telemetry"', "[TL-C90]")
     redirected = changed("[kafka]", "follow_redirects = true\n[kafka]")
-    with pytest.raises(ConfigError, match=r"exactly_once with follow_redirects .*\[TL-C90\]"):
+    with pytest.raises(ConfigError, match=r"QoS 2 with follow_redirects .*\[TL-C90\]"):
         read(line('guarantee = "exactly_once"', redirected), tmp_path)
     for allowed in (
         several,

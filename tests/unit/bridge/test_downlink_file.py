@@ -108,5 +108,5 @@ def test_each_template_and_sql_has_its_own_line(tmp_path: Path) -> None:
 def test_qos_2_to_several_brokers_needs_shared_sessions(tmp_path: Path) -> None:
     several = GOOD.replace('["mqtt://a:1883"]', '["mqtt://a", "mqtt://b"]')
     assert the_line(several.replace("] }", "], brokers_share_sessions = true }", 1) + "qos = 2\n", tmp_path).qos == 2
-    with pytest.raises(ConfigErrors, match=r'bridge.toml:3  downlink "commands": .*publish with QoS 1.*TL-C90'):
+    with pytest.raises(ConfigErrors, match=r'bridge.toml:3  downlink "commands": .*at_least_once and QoS 1.*TL-C90'):
         read(several + "qos = 2\n", tmp_path)

@@ -94,7 +94,7 @@ def test_a_name_is_legal(text: str) -> None:
     [
         ("broker", "http://b", "--broker: a broker is mqtt://HOST[:PORT], mqtts://, "),
         ("topic", "{device}", "--topic: "),
-        ("guarantee", "exactly_once", "--guarantee: guarantee exactly_once with 2 brokers needs them to share sessions"),
+        ("guarantee", "exactly_once", "--guarantee: QoS 2 with 2 brokers needs them to share sessions"),
     ],
 )  # fmt: skip
 def test_an_option_that_cant_be_is_one_line(key: str, text: str, told: str) -> None:

@@ -122,7 +122,7 @@ MISTAKES = [
     ({"journalMaxBytes": "lots"}, 'option "journalMaxBytes" "lots" 20 512 MiB TL-C21'),
     (
         {"broker": "a, b", "subscribe": "t:2", "guarantee": "exactly_once"},
-        'option "broker" exactly_once 2 brokersShareSessions at_least_once TL-C90',
+        'option "broker" QoS 2 2 brokersShareSessions at_least_once QoS 1 TL-C90',
     ),
     ({"passwordFile": "~0"}, 'option "passwordFile" "~0" TL-C21'),
     ({"passwordFile": "s3://bucket/x"}, 'option "passwordFile" "s3://bucket/x" URI TL-C21'),

@@ -252,8 +252,9 @@ def member_problems(line: UplinkTable, gateway: GatewaySettings) -> Iterator[Vio
 def gateway_problems(line: Uplink | Downlink) -> Iterator[Violation]:
     """Yield settings of gateways that violate the line's guarantee; keys are relative to the line."""
     gateway = line.gateway
-    if session_problem := _session_problem(line):
-        yield "TL-C90", (MQTT, "brokers" if len(gateway.brokers) > 1 else "follow_redirects"), *session_problem
+    if _needs_shared_sessions(line):
+        brokers = len(gateway.brokers)
+        yield "TL-C90", (MQTT, "brokers" if brokers > 1 else "follow_redirects"), *sharing_problem(brokers)
     if "tls" in gateway.model_fields_set and line.all_gateways and not any(broker.tls for broker in gateway.brokers):
         problem = "tls is set, but no broker is reached by mqtts://, so nothing would be encrypted"
         yield "TL-C17", (MQTT, "tls"), problem
@@ -268,18 +269,14 @@ def gateway_problems(line: Uplink | Downlink) -> Iterator[Violation]:
             yield "TL-C121", ("member", max(i, j), "filters"), problem
 
 
-def _session_problem(line: Uplink | Downlink) -> tuple[str, str] | None:
-    """Return the problem of QoS 2 with brokers that share no sessions; dedupe keys and weaker promises need none."""
+def _needs_shared_sessions(line: Uplink | Downlink) -> bool:
+    """Return whether brokers must share sessions: for QoS 2, unless dedupe keys or weaker promises bear repeats."""
+    if not line.gateway.connection.several_sessions:
+        return False
     if isinstance(line, Downlink):
-        needs_no_sharing, qos = line.qos != 2, line.qos
-    else:
-        has_keys = line.dedupe or all(route.dedupe or route.promise for route in line.route)
-        remote_only = line.gateways and not line.members
-        needs_no_sharing = line.guarantee is not Guarantee.EXACTLY_ONCE or bool(has_keys) or bool(remote_only)
-        qos = None
-    if needs_no_sharing or not line.gateway.connection.several_sessions:
-        return None
-    return sharing_problem(line.guarantee, len(line.gateway.brokers), qos)
+        return line.qos == 2
+    bears_repeats = line.dedupe or all(route.dedupe or route.promise for route in line.route)
+    return line.guarantee is Guarantee.EXACTLY_ONCE and not bears_repeats and bool(line.all_gateways)
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
