@@ -21,21 +21,6 @@ from towline.text import printable
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = [
-    "SPARK_OPTIONS",
-    "FormatOptions",
-    "Option",
-    "OptionSpelling",
-    "OptionValues",
-    "options_of",
-    "parse_directory",
-    "parse_host_port",
-    "parse_label",
-    "parse_list",
-    "parse_path",
-    "parse_size",
-]
-
 #: What Spark itself adds to the options of a sink.
 SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
 #: What begins an option among the properties of a table (`TableCatalog.OPTION_PREFIX`).

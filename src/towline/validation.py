@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["SettingsModel", "requirement"]
-
 _TYPE_WORDS: Final = {
     "string": "a string",
     "bytes": "bytes or text",

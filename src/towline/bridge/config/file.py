@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from towline.bridge.config.document import Document, FileErrors, FileValues, KeyPath
 from towline.bridge.config.model import CHECKPOINT, Bridge, Downlink, Uplink
@@ -107,6 +107,8 @@ class _FileReader:
         self._errors.raise_if_any()
         self._tables = self._validate_tables()
         self._state_dir = self._file.parent / self._tables.state_dir.expanduser()
+        topics = (dead_letter_topic(line, self._tables) for line in (*self._tables.uplink, *self._tables.downlink))
+        self._dead_letter_topics = tuple(sorted({topic for topic in topics if topic is not None}))
 
     def read(self) -> Bridge:
         """Return the bridge, or raise all errors of the file."""
@@ -118,18 +120,8 @@ class _FileReader:
         self._add_violations(file_problems(tables.name, lines))
         self._check_java_client(lines)
         self._errors.raise_if_any()
-        dead_letters = {line.dead_letter_topic for line in lines.values() if line.dead_letter_topic}
-        topics_update = {"dead_letter_topics": tuple(sorted(dead_letters))}
-        bridge_values = {
-            "file": self._file,
-            "state_dir": self._state_dir,
-            "spark": spark,
-            "lines": [
-                line.model_copy(update=topics_update) if isinstance(line, Uplink) else line for line in lines.values()
-            ],
-        }
-        shared = Bridge.model_fields.keys() & BridgeTable.model_fields.keys()
-        return Bridge.model_validate({**{key: getattr(tables, key) for key in shared}, **bridge_values})
+        values = {"file": self._file, "state_dir": self._state_dir, "spark": spark, "lines": [*lines.values()]}
+        return Bridge.model_validate({**dict(tables), **values}, extra="ignore")
 
     def _add_violations(self, violations: Iterable[Violation], base: KeyPath = ()) -> bool:
         """Add violations of rules of the table at ``base``; return whether there is any."""
@@ -297,8 +289,9 @@ class _FileReader:
             "members": [settings for settings in members if settings],
             "max_trigger_delay_ms": delay_ms,
             "dead_letter_topic": dead_letter_topic(table, self._tables),
+            "dead_letter_topics": self._dead_letter_topics,
         }
-        line = Uplink.model_validate({**_section_values(table, UplinkTable), **line_values})
+        line = Uplink.model_validate({**dict(table), **line_values})
         self._add_violations(gateway_problems(line), path)
         return line
 
@@ -314,7 +307,7 @@ class _FileReader:
             "qos": policy(table.guarantee).default_publish_qos if table.qos is None else table.qos,
             "control_characters": table.control_characters or ("dead_letter" if topic else "send"),
         }
-        line = Downlink.model_validate({**_section_values(table, DownlinkTable), **line_values})
+        line = Downlink.model_validate({**dict(table), **line_values}, by_name=True)
         self._add_violations(gateway_problems(line), path)
         return line
 
@@ -362,7 +355,7 @@ class _FileReader:
         filters = tuple(replace(item, pattern=f"{prefix}/{item.pattern}") for item in line_filters)
         filters = restrict_filters(member.filters, line_filters) if way is ShareMethod.FILTERS else filters
         return {
-            **_section_values(gateway, GatewaySettings),
+            **dict(gateway),
             "name": f"{gateway.name}-{member.name}",
             "client_id": share.member_client_id(member.name),
             "state_dir": gateway.state_dir / MEMBERS_DIR / member.name,
@@ -370,8 +363,3 @@ class _FileReader:
             "repeatable": repeatable_filters(routes, [item.pattern for item in filters]),
             "share": share,
         }
-
-
-def _section_values(table: Any, section: type[BaseModel]) -> dict[str, Any]:
-    """Return the values of a table for the keys of a section."""
-    return {field.alias or name: getattr(table, name) for name, field in section.model_fields.items()}

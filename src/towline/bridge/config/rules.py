@@ -18,6 +18,7 @@ from towline.bridge.config.tables import (
     BridgeTable,
     Dedupe,
     DownlinkTable,
+    LineTable,
     RouteSection,
     UplinkTable,
     sql_texts,
@@ -200,7 +201,7 @@ def message_problems(section: DownlinkTable) -> Iterator[Violation]:
     return _text_problems(section, section.template_texts(), column, _UNKNOWN_RECORD_FIELD, _RECORD_COLUMNS)
 
 
-def dead_letter_topic(line: UplinkTable | DownlinkTable, file: BridgeTable) -> str | None:
+def dead_letter_topic(line: LineTable, file: BridgeTable) -> str | None:
     """Return the dead-letter topic as named, else ``<bridge>.dead-letters`` if missing topics are created."""
     if line.dead_letter_topic is False or (line.dead_letter_topic is None and not file.kafka.create_topics):
         return None
