@@ -10,7 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin, get_type_hints
@@ -28,35 +28,20 @@ _TABLE_PREFIX: Final = "option."
 
 
 @dataclass(frozen=True, slots=True)
-class OptionSpelling:
-    """Spelling of a setting as an option, where name and type don't give it; metadata of a model's field.
+class Option:
+    """One option of a format; as metadata of a model's field, what name and type of the setting don't give.
 
     Attributes:
-        name: Option name; "" for the setting's name in camel case, without a suffix for seconds.
-        parse: Converts the text to the setting's value; its ValueError says what the option accepts, and after "; " the
-            remedy. None to convert by type.
+        name: Option name as documented; "" for the setting's name in camel case, without a suffix for seconds.
+        path: Keys of the setting's value: its tables, then its name.
+        value_type: Type of the setting, with its bounds.
+        parse: Converts the option's text to the setting's value; its ValueError says what the option accepts, and after
+            "; " the remedy. `str` to convert by type.
         secret: The value may hold a password; it is never shown [I12].
     """
 
     name: str = ""
-    parse: Callable[[str], object] | None = None
-    secret: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of a format, derived from a setting.
-
-    Attributes:
-        name: Option name as documented.
-        path: Keys of the setting's value: its tables, then its name.
-        value_type: Type of the setting, with its bounds.
-        parse: Converts the option's text to the setting's value.
-        secret: The value is never shown [I12].
-    """
-
-    name: str
-    path: tuple[str, ...]
+    path: tuple[str, ...] = ()
     value_type: Any = str
     parse: Callable[[str], object] = str
     secret: bool = False
@@ -96,24 +81,25 @@ def options_of(model: type, *tables: str, exclude: Container[str] = ()) -> Itera
         setting = ".".join((*tables, name))
         if setting in exclude or name.startswith(("_", "model_")):
             continue
-        spelling = next(_spellings_in(value_type), None)
+        option = next(_options_in(value_type), None)
         table = next((part for part in (value_type, *get_args(value_type)) if _is_model(part)), None)
-        if table is not None and spelling is None:
+        if table is not None and option is None:
             yield from options_of(table, *tables, name, exclude=exclude)
             continue
-        spelling = spelling or OptionSpelling()
-        parse = spelling.parse or _parser_of(setting, value_type)
-        yield Option(spelling.name or _option_name(setting), (*tables, name), value_type, parse, spelling.secret)
+        option = option or Option()
+        parse = _parser_of(setting, value_type) if option.parse is str else option.parse
+        path, option_name = (*tables, name), option.name or _option_name(setting)
+        yield replace(option, name=option_name, path=path, value_type=value_type, parse=parse)
 
 
 def _is_model(value_type: Any) -> bool:
     return isinstance(value_type, type) and (is_dataclass(value_type) or hasattr(value_type, "model_fields"))
 
 
-def _spellings_in(value_type: Any) -> Iterator[OptionSpelling]:
-    yield from (item for item in getattr(value_type, "__metadata__", ()) if isinstance(item, OptionSpelling))
+def _options_in(value_type: Any) -> Iterator[Option]:
+    yield from (item for item in getattr(value_type, "__metadata__", ()) if isinstance(item, Option))
     for inner_type in get_args(value_type):
-        yield from _spellings_in(inner_type)
+        yield from _options_in(inner_type)
 
 
 def _option_name(setting: str) -> str:

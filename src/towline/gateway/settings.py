@@ -21,7 +21,7 @@ from towline.journal import Limits
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import overlapping_pairs
 from towline.net.settings import BrokerConnection, Brokers, MqttSettings, Subscriptions
-from towline.options import OptionSpelling, parse_host_port, parse_label, parse_list
+from towline.options import Option, parse_host_port, parse_label, parse_list
 from towline.validation import SettingsModel
 
 
@@ -213,7 +213,7 @@ class GatewaySettings(MqttSettings):
 
     name: Annotated[str, AfterValidator(parse_label)]
     state_dir: Path
-    subscriptions: Annotated[Subscriptions, OptionSpelling("subscribe", parse_subscriptions)] = ()
+    subscriptions: Annotated[Subscriptions, Option("subscribe", parse=parse_subscriptions)] = ()
     outbox: OutboxSettings | None = None
     receipts: ReceiptSettings | None = None
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
@@ -221,7 +221,7 @@ class GatewaySettings(MqttSettings):
     linger_after_silence_ms: Annotated[float, Field(ge=0, le=1000)] = 0.0
     journal: Limits = Limits()
     owner_pid: int | None = None
-    detached: Annotated[bool, OptionSpelling("gatewayLife", _parse_detached)] = False
+    detached: Annotated[bool, Option("gatewayLife", parse=_parse_detached)] = False
     drain_s: Annotated[float, Field(ge=0)] | None = None
     checkpoint: str = ""
     listen: ListenSettings | None = None

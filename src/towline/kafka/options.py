@@ -17,7 +17,7 @@ from towline.kafka.deadletters import MARKER_TOPIC_SUFFIX, reserved_topics_patte
 from towline.options import (
     SPARK_OPTIONS,
     FormatOptions,
-    OptionSpelling,
+    Option,
     options_of,
     parse_size,
     without_table_properties,
@@ -69,7 +69,7 @@ def _checked_name(text: str) -> str:
     return text
 
 
-_KafkaName = Annotated[str, OptionSpelling(parse=_checked_name)]
+_KafkaName = Annotated[str, Option(parse=_checked_name)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +109,19 @@ class SinkSettings:
 
     guarantee: Guarantee
     servers: str
-    timeout_s: Annotated[float, Ge(1), Le(900), OptionSpelling("deliveryTimeout")]
+    timeout_s: Annotated[float, Ge(1), Le(900), Option("deliveryTimeout")]
     client: Mapping[str, str] = field(hash=False)
-    topic: Annotated[str, OptionSpelling(parse=_checked_topic)] | None = None
+    topic: Annotated[str, Option(parse=_checked_topic)] | None = None
     include_headers: bool = True
     dead_letter_topic: _KafkaName | None = None
     sink_id: _KafkaName | None = None
-    batch: Annotated[int, Ge(0), Le(1 << 63), OptionSpelling("batchId")] | None = None
+    batch: Annotated[int, Ge(0), Le(1 << 63), Option("batchId")] | None = None
     parallelism: Annotated[int, Ge(1), Le(MAX_PARALLELISM)] = 1
     gather: bool = False
-    prefix: Annotated[str, OptionSpelling("transactionalIdPrefix", _checked_name)] = "towline"
-    verify: Annotated[bool, OptionSpelling("verifyOnSkip")] | None = None
-    source_topics: Annotated[bool, OptionSpelling("verifySourceTopics")] = False
-    spool_memory: Annotated[int, Ge(0), OptionSpelling("spoolMemoryBytes", parse_size)] = 64 << 20
+    prefix: Annotated[str, Option("transactionalIdPrefix", parse=_checked_name)] = "towline"
+    verify: Annotated[bool, Option("verifyOnSkip")] | None = None
+    source_topics: Annotated[bool, Option("verifySourceTopics")] = False
+    spool_memory: Annotated[int, Ge(0), Option("spoolMemoryBytes", parse=parse_size)] = 64 << 20
 
     def verifies(self, *, same_offsets: bool) -> bool:
         """Return whether the rows of a skipped batch are compared with its marker.

@@ -30,7 +30,7 @@ from towline.mqtt.versions import LEVELS_OF_SETTING
 from towline.net.connecting import Transport, call_with_timeout, connect
 from towline.net.endpoint import Endpoint, Proxy
 from towline.net.tls import Tls
-from towline.options import OptionSpelling, parse_list
+from towline.options import Option, parse_list
 from towline.providers import call_provider, read_secret
 from towline.validation import SettingsModel, requirement
 
@@ -70,7 +70,7 @@ def _parse_user_properties(text: str) -> list[Any]:
 
 
 #: Setting that is never shown, because users may put a password into it.
-_Secret = Annotated[str, OptionSpelling(secret=True)]
+_Secret = Annotated[str, Option(secret=True)]
 
 
 def _check_function(value: str) -> str:
@@ -114,7 +114,7 @@ class WillSettings(SettingsModel):
     expiry_s: _Seconds | None = None
     content_type: str | None = None
     response_topic: str | None = None
-    user_properties: Annotated[tuple[tuple[str, str], ...], OptionSpelling(parse=_parse_user_properties)] = ()
+    user_properties: Annotated[tuple[tuple[str, str], ...], Option(parse=_parse_user_properties)] = ()
     payload_is_utf8: bool = True
     correlation_data: str | SkipJsonSchema[bytes] | None = None
 
@@ -286,7 +286,7 @@ def _parse_endpoints(value: object) -> object:
 Brokers = Annotated[
     tuple[Endpoint, ...],
     BeforeValidator(_parse_endpoints, json_schema_input_type=str | list[str]),
-    OptionSpelling("broker", _check_brokers, secret=True),
+    Option("broker", parse=_check_brokers, secret=True),
 ]
 
 

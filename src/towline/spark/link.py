@@ -16,7 +16,7 @@ from towline.errors import ConfigError, GatewayUnreachable, TowlineError
 from towline.gateway.access import DEFAULT_TICKET_S, ClientAccess, is_remote, parse_gateways
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import ensure_running, find_running
-from towline.options import OptionSpelling, parse_label, parse_size
+from towline.options import Option, parse_label, parse_size
 from towline.processes import ProcessIdentity
 from towline.spark.offsets import JournalPosition
 from towline.spark.trigger import LONGEST_DELAY_MS
@@ -218,21 +218,21 @@ class ReadPlan:
     """
 
     address: GatewayAddress
-    consumer: Annotated[str, OptionSpelling(parse=parse_label)] = "default"
+    consumer: Annotated[str, Option(parse=parse_label)] = "default"
     replays_batches: bool = True
     #: About 40 MB of small messages, 0.3 to 0.7 s of Spark's time.
-    max_rows: Annotated[int, Ge(1), OptionSpelling("maxMessagesPerTrigger")] = 200_000
+    max_rows: Annotated[int, Ge(1), Option("maxMessagesPerTrigger")] = 200_000
     #: Repeated after a crash, and buffered by the sink until it is written.
-    max_bytes: Annotated[int, Ge(1), OptionSpelling("maxBytesPerTrigger", parse_size)] = 256 << 20
-    start_offset: Annotated[_StartOffsets, OptionSpelling("startingOffset", _read_start_offset)] | None = None
-    end_offset: Annotated[int | Mapping[str, int], OptionSpelling("endingOffset", _offset_reader())] | None = None
-    max_delay_s: Annotated[float, OptionSpelling("maxTriggerDelayMs", _read_milliseconds)] = 0.0
-    poll_s: Annotated[float, OptionSpelling("pollMs", _read_milliseconds)] = 5.0
+    max_bytes: Annotated[int, Ge(1), Option("maxBytesPerTrigger", parse=parse_size)] = 256 << 20
+    start_offset: Annotated[_StartOffsets, Option("startingOffset", parse=_read_start_offset)] | None = None
+    end_offset: Annotated[int | Mapping[str, int], Option("endingOffset", parse=_offset_reader())] | None = None
+    max_delay_s: Annotated[float, Option("maxTriggerDelayMs", parse=_read_milliseconds)] = 0.0
+    poll_s: Annotated[float, Option("pollMs", parse=_read_milliseconds)] = 5.0
     options_error: ConfigError | None = None
-    checkpoint: Annotated[str, OptionSpelling("checkpointLocation")] = ""
+    checkpoint: Annotated[str, Option("checkpointLocation")] = ""
     event_time: bool = False
-    gateways: Annotated[tuple[str, ...], OptionSpelling(parse=parse_gateways, secret=True)] = ()
-    removed_gateways: Annotated[tuple[str, ...], OptionSpelling("removedGateways", _read_names)] = ()
+    gateways: Annotated[tuple[str, ...], Option(parse=parse_gateways, secret=True)] = ()
+    removed_gateways: Annotated[tuple[str, ...], Option("removedGateways", parse=_read_names)] = ()
 
     @property
     def addresses(self) -> tuple[GatewayAddress, ...]:

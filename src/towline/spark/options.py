@@ -24,7 +24,6 @@ from towline.options import (
     SPARK_OPTIONS,
     FormatOptions,
     Option,
-    OptionSpelling,
     OptionValues,
     options_of,
     parse_directory,
@@ -299,11 +298,11 @@ class SinkOptions:
     address: GatewayAddress
     guarantee: Guarantee
     qos_levels: tuple[int, ...]
-    topic: Annotated[str, OptionSpelling(parse=_read_topic)] | None = None
+    topic: Annotated[str, Option(parse=_read_topic)] | None = None
     qos: Annotated[int, Ge(0), Le(2)]
     retain: bool = False
-    confirm_by_broker: Annotated[bool, OptionSpelling("confirm", _read_confirm)] = False
-    confirm_timeout_s: Annotated[float, Ge(0.001), OptionSpelling("confirmTimeout")] = 600.0
+    confirm_by_broker: Annotated[bool, Option("confirm", parse=_read_confirm)] = False
+    confirm_timeout_s: Annotated[float, Ge(0.001), Option("confirmTimeout")] = 600.0
     retry_timeout_s: Annotated[float, Ge(0)] = 600.0
 
 
