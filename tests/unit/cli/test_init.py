@@ -71,7 +71,7 @@ def test_mistakes_are_one_line_and_write_nothing(capsys: pytest.CaptureFixture[s
     file = tmp_path / "bridge.toml"
     for arguments, told in (
         (["--broker", "http://b"], "--broker: a broker is mqtt://HOST"),
-        (["--name", "-x"], 'towline init: "name" has letters'),
+        (["--name", "-x"], 'towline init: "name" must match pattern'),
     ):
         code, out, err = ran(capsys, "init", str(file), *arguments)
         assert (code, out, err.count("\n")) == (2, "", 1)
