@@ -139,7 +139,7 @@ class MessageTable:
         payload = internal("payload")
         columns[payload] = _masked(columns[payload], pc.equal(outcomes, int(RowOutcome.RENDERED)))
         columns |= {OUTCOME: outcomes, FAULT: fault_texts(outcomes, refusals, self.packet_limit)}
-        names, is_refused = kept_columns(rows.schema.names), pc.greater(outcomes, int(RowOutcome.FALLBACK))
+        names, is_refused = kept_columns(rows.schema.names), pc.greater(outcomes, int(RowOutcome.RENDERED))
         record = [_masked(rows.column(n), is_refused) if n in _DEAD_LETTER_COLUMNS else rows.column(n) for n in names]
         return pa.RecordBatch.from_arrays([*record, *columns.values()], names=[*names, *columns])
 

@@ -8,8 +8,8 @@
 
 Spark evaluates ``reject`` and ``where``; here they are columns. A template with a field that the message lacks gives
 null: no key, no topic, no header. A topic name made of fields must be a legal Kafka name, an
-allowed one and not reserved; else the message goes to the route's fallback topic (design section 10: a device never
-names a topic outside the allowed list).
+allowed one and not reserved; else the message is a dead letter (design section 10: a device never names a topic outside
+the allowed list).
 
 Routes and levels are looked up once for each topic of a batch.
 `towline.bridge.messages` renders downlink messages with the same outcomes, templates and verdicts.
@@ -106,7 +106,6 @@ class RowOutcome(IntEnum):
     UNDECIDED = None, ""
     FILTERED = None, ""
     RENDERED = None, ""
-    FALLBACK = None, ""
     NOT_WHOLE = Reason.PACKET_TOO_LARGE, "larger than max_packet_bytes; mqtt.user.towline-* have its size and digest"
     TOO_MANY = Reason.TOO_MANY_PROPERTIES, "more than 1,000 properties; the value is the whole MQTT packet"
     UNROUTED = Reason.UNROUTED, "no route takes this topic"
@@ -134,12 +133,12 @@ class RowOutcome(IntEnum):
         return outcome
 
 
-_LAST_ACCEPTED: Final = int(RowOutcome.FALLBACK)
+_RENDERED: Final = int(RowOutcome.RENDERED)
 
 
 def refused_mask(rows: pa.RecordBatch) -> pa.Array:
     """Return a mask of the refused rows."""
-    return pc.greater(rows.column(OUTCOME), _LAST_ACCEPTED)
+    return pc.greater(rows.column(OUTCOME), _RENDERED)
 
 
 def count_outcomes(rows: pa.RecordBatch) -> Counter[RowOutcome]:
@@ -167,8 +166,6 @@ class Route:
     Attributes:
         pattern: Topics that it takes.
         headers: Names and templates, in order, after the properties of the message.
-        fallback_topic: None makes a message whose topic is illegal or not allowed a dead letter, or stops the line
-            if it has no dead-letter topic.
         fields: Names and Spark SQL, in order.
         dedupe: Unique name of a message, as a template or as SQL; None to keep repeats.
         key_tells: Whether only the dedupe key recognises a repeat, since the QoS does not: a message without a key is a
@@ -186,7 +183,6 @@ class Route:
     headers: tuple[tuple[str, Template], ...] = ()
     where: str | None = None
     allowed_topics: tuple[str, ...] = ()
-    fallback_topic: str | None = None
     properties: bool = True
     key_required: bool = False
     fields: tuple[tuple[str, str], ...] = ()
@@ -226,14 +222,10 @@ class Route:
         is_legal = kafka_name_problem(name) is None and not self._is_reserved(name)
         return is_legal and name.startswith(self.topic.parts[0])
 
-    def destination(self, name: str | None) -> tuple[str | None, RowOutcome]:
-        """Return the Kafka topic for a name from the topic's template, or the outcome if there is none."""
-        outcome = RowOutcome.RENDERED if self.topic.constant is not None else self._topic_problem(name)
-        if outcome is RowOutcome.RENDERED:
-            return name, RowOutcome.RENDERED
-        return self.fallback_topic, outcome if self.fallback_topic is None else RowOutcome.FALLBACK
-
-    def _topic_problem(self, name: str | None) -> RowOutcome:
+    def topic_outcome(self, name: str | None) -> RowOutcome:
+        """Return the outcome of a name that the topic's template gives."""
+        if self.topic.constant is not None:
+            return RowOutcome.RENDERED
         if name is None:
             return RowOutcome.TOPIC_ABSENT
         if self._is_reserved(name):
@@ -245,7 +237,7 @@ class Route:
 
 #: Keys of a route that map messages to records; the text of its SQL is never passed on [I12].
 _MAPPING_KEYS: Final = (
-    *("pattern", "topic", "key", "value", "timestamp", "headers", "allowed_topics", "fallback_topic", "properties"),
+    *("pattern", "topic", "key", "value", "timestamp", "headers", "allowed_topics", "properties"),
     *("key_required", "key_tells", "dead_letter_topics"),
 )
 
@@ -284,7 +276,7 @@ class RouteTable:
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = tuple(routes)
         self.route_number = _cached_by_name(self._find_route)
-        self.destination = _cached_by_name(lambda name, number: self.routes[number].destination(name))
+        self.topic_outcome = _cached_by_name(lambda name, number: self.routes[number].topic_outcome(name))
 
     def _find_route(self, topic: str) -> int | None:
         matches = (number for number, route in enumerate(self.routes) if route.pattern.matches(topic))
@@ -325,8 +317,8 @@ def _cached_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda name, *args: (function if name is not None and len(name) > MAX_TOPIC_LENGTH else cached)(name, *args)
 
 
-#: Name from the template of a Kafka topic, topic of the record, and the outcome of the name.
-_DESTINATION: Final = pa.struct([("name", pa.string()), ("topic", pa.string()), ("outcome", pa.int8())])
+#: Name from the template of a Kafka topic, and its outcome.
+_TOPIC: Final = pa.struct([("name", pa.string()), ("outcome", pa.int8())])
 
 
 def to_row_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -574,16 +566,16 @@ class _BatchRendering:
         pairs = zip(self.views, parts, strict=True)
         return self.join_views([pa.nulls(view.size, arrow_type) if part is None else part for view, part in pairs])
 
-    def _destination(self, view: _RouteView, route: Route) -> pa.Array:
-        """Return structs of `_DESTINATION`."""
+    def _topics(self, view: _RouteView, route: Route) -> pa.Array:
+        """Return structs of `_TOPIC`."""
         codes = utf8_text(view.template_text(route.topic), lossy=True).dictionary_encode(null_encoding="encode")
-        structs = [(name, *self._table.destination(name, view.route_number)) for name in codes.dictionary.to_pylist()]
-        return pa.array(structs, _DESTINATION).take(codes.indices)
+        structs = [(name, self._table.topic_outcome(name, view.route_number)) for name in codes.dictionary.to_pylist()]
+        return pa.array(structs, _TOPIC).take(codes.indices)
 
     def records(self) -> pa.RecordBatch:
         """Return the rows in `RECORD_SCHEMA`."""
         rows = self._rows
-        names, topics, codes = self._column(_DESTINATION, self._destination).flatten()
+        topics, codes = self._column(_TOPIC, self._topics).flatten()
         keys = self._column(pa.binary(), lambda view, route: view.bytes_of(route.key))
         headers = self._column(_HEADERS, _RouteView.headers)
         properties = self._column(pa.bool_(), lambda view, route: view.constant(route.properties, pa.bool_()))
@@ -593,7 +585,7 @@ class _BatchRendering:
         outcomes, refusals = self._outcomes(codes, keys, values, invalid_times)
         truncated_count = rows.column("payload").null_count
         columns = {
-            "topic": topics if topics.null_count == 0 else pc.coalesce(topics, names),
+            "topic": topics,
             "key": keys,
             "value": pc.coalesce(values, rows.column("correlation_data"), pa.scalar(b""))
             if truncated_count
@@ -652,7 +644,7 @@ class _BatchRendering:
         """Yield cases for which a record can't be rendered: a row mask, and an outcome or a column of outcomes."""
         if any(len(view.payload_fields.fields) for view in self.views):
             yield JsonFields.fault_case(self.join_views([view.payload_fields.outcomes for view in self.views]))
-        yield pc.greater(topic_codes, _LAST_ACCEPTED), topic_codes
+        yield pc.greater(topic_codes, _RENDERED), topic_codes
         if keys.null_count and any(route.key_required for route in self._routes):
             yield pc.and_(keys.is_null(), self._rows_of_routes(lambda route: route.key_required)), RowOutcome.KEY_ABSENT
         if DEDUPE in self._rows.schema.names:
@@ -710,7 +702,7 @@ class RenderedColumns(Columns):
     def row_faults(self, batch: Any) -> list[RecordFault] | None:
         """Return the faults of a batch of refused rows; None for a batch of valid rows."""
         outcomes = batch.column(OUTCOME)
-        if not len(outcomes) or outcomes[0].as_py() <= _LAST_ACCEPTED:
+        if not len(outcomes) or outcomes[0].as_py() <= _RENDERED:
             return None
         reasons = [RowOutcome(code).reason for code in outcomes.to_pylist()]
         texts = batch.column(FAULT).to_pylist()

@@ -114,8 +114,9 @@ def _uplink_topics(line: Uplink, template: TopicUse, topic_names: list[str]) -> 
     """Yield the record topics of an uplink; a message may name one that exists or is allowed."""
     for route in line.routes:
         use = replace(template, keyed=route.key is not None)
-        yield from (replace(use, name=name) for name in filter(None, (route.topic.constant, route.fallback_topic)))
-        if route.topic.fields:
+        if route.topic.constant:
+            yield replace(use, name=route.topic.constant)
+        else:
             existing_topics = {name for name in topic_names if is_allowed(name, route.allowed_topics)}
             for name in filter(route.may_name_topic, {*route.allowed_topics, *existing_topics}):
                 required = name in route.allowed_topics and template.auto_created

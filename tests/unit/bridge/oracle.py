@@ -87,9 +87,7 @@ def record(route: Mapping[str, Any], own: Mapping[str, str | None], row: Mapping
     headers = [(name, rendered(template, own, row)) for name, template in route.get("headers", {}).items()]
     topic = texts["topic"]
     if fields_of(route["topic"]) and (problem := wrong_topic(topic, route, dead)):
-        if "fallback_topic" not in route:
-            raise Refusal(problem)
-        topic = route["fallback_topic"]
+        raise Refusal(problem)
     if route.get("key_required") and texts.get("key") is None:
         raise Refusal("key_absent")
     if "value" in route and texts["value"] is None:

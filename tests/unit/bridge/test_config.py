@@ -130,7 +130,6 @@ MISTAKES = [
     ("[[uplink.route]]", "[uplink.route]", 'bridge.toml:13  uplink "telemetry": "route" must be a list. Write a list, and tables as [[uplink.route]].   [TL-C03]'),
     ('[[uplink]]\nname = "telemetry"\n' + TABLE, "", "bridge.toml:1: [[uplink]] is missing: there is no line to run. Add one.   [TL-C60]"),
     *((ROUTE, f'topic = "{topic}"\n', f'bridge.toml:15  uplink "telemetry" route 1: "{topic}" is reserved. Choose another topic.   [TL-C95]') for topic in ("__consumer_offsets", "towline.other.markers")),
-    (ROUTE, ROUTE + 'fallback_topic = "__x"\n', 'bridge.toml:16  uplink "telemetry" route 1: "__x" is reserved. Choose another topic.   [TL-C95]'),
     ("mqtt://a:1883", "mqtt://u:hunter2@a", "bridge.toml:5  [mqtt]: a broker is mqtt://HOST[:PORT], mqtts://, ws://HOST[:PORT][/PATH], wss:// or unix:///PATH. Use username, password_file and websocket_query_file for what it can't carry.   [TL-C05]"),
     ("[kafka]", 'password_file = "~no-such-user/pw"\n[kafka]', 'bridge.toml:7  [mqtt]: "~no-such-user/pw" names the home of an unknown user. Correct the path.   [TL-C15]'),
     ('name = "telemetry"\n', 'name = "telemetry"\nreceipts = { prefix = "x" }\n', 'bridge.toml:12  uplink "telemetry": "key_file" is missing. Add it.   [TL-C02]'),

@@ -184,7 +184,7 @@ def test_a_mistake_of_a_listener_is_one_line(tmp_path: Path, pki: Pki, old: str,
 def test_status_shows_where_it_listens() -> None:
     listen = {"location": "grpc+tls://0.0.0.0:8815", "certificate_until": "2027-02-03T04:05:06+00:00", "refused": 1200}
     nothing = ("gateway_error", "query_error", "account", "rate_in")
-    line = {**dict.fromkeys(nothing), "direction": "up", "gateway_running": True, "query": "running", "fallback": 0}
+    line = {**dict.fromkeys(nothing), "direction": "up", "gateway_running": True, "query": "running"}
     status = {"bridge": "b", "running": True, "pid": 1, "spark": "", "kafka": "", "kafka_insecure": []}
     status |= {"silent": False, "version": None, "updated": None, "file_changed": False, "kafka_error": None}
     text = render_status({**status, "lines": {"telemetry": {**line, "gateway": {"listen": listen}}}})

@@ -58,7 +58,7 @@ TABLES: tuple[dict[str, Any], ...] = (
         "topic": "sys",
         "headers": {"q": "<{mqtt.qos}>", "none": "{mqtt.user.no}", "n": "{mqtt.offset}"},
     },
-    {"from": "c/{y}/#", "topic": "{y}", "fallback_topic": "other", "allowed_topics": ["*"], "value": "{y}: {payload}"},
+    {"from": "c/{y}/#", "topic": "{y}", "allowed_topics": ["*"], "value": "{y}: {payload}"},
     {
         "from": "j/{z}",
         "topic": "towline.{payload.to}",
@@ -218,23 +218,23 @@ def test_each_message_has_one_writer_a_key_always_the_same_and_what_is_left_out_
     owners, counts = dict[int, int](), Counter[str]()
     for writer in range(writers):
         parts = list(records(table, [(batch, writer, writers)], counts, has_dead_letters=True))
-        order = [(code > RowOutcome.FALLBACK, n) for part in parts for code, n in zip(*places(part), strict=True)]
+        order = [(code > RowOutcome.RENDERED, n) for part in parts for code, n in zip(*places(part), strict=True)]
         assert order == sorted(order), "records first, each in its order"
         assert not owners.keys() & {n for _, n in order}
         owners |= {n: writer for _, n in order}
     left_out = Counter(one for one in wanted if one in ("filtered", "undecided"))
     sent = {n: one for n, one in enumerate(wanted) if isinstance(one, tuple)}
     assert owners.keys() == {n for n, one in enumerate(wanted) if one not in [*left_out]}
-    assert counts - Counter(fallback=len(met)) == left_out + Counter(seen=writers * len(met), own=len(met))
+    assert counts == left_out + Counter(seen=writers * len(met), own=len(met))
     keys = {n: met[n][0]["topic"].encode() if one[2] is None else one[2] for n, one in sent.items()}
     assert len({(keys[n], owners[n]) for n in sent}) == len(set(keys.values()))
 
 
-def test_a_key_has_one_writer_whatever_its_topic_and_fallbacks_are_counted() -> None:
-    batch, counts = batch_of([*(row(f"a/d/{n}") for n in range(20)), row("c/a b")]), Counter[str]()
+def test_a_key_has_one_writer_whatever_its_topic() -> None:
+    batch, counts = batch_of([row(f"a/d/{n}") for n in range(20)]), Counter[str]()
     parts = [records(RouteTable(compiled(*TABLES)), [(batch, n, 3)], counts, has_dead_letters=True) for n in range(3)]
     keys = [key for part in parts for one in part for key in set(one.column("key").to_pylist())]
-    assert (sorted(filter(None, keys)), counts["fallback"]) == ([b"d"], 1)
+    assert keys == [b"d"]
 
 
 def places(part: pa.RecordBatch) -> tuple[list[int], list[int]]:
@@ -315,7 +315,7 @@ def test_writers_that_do_not_have_all_messages_between_them_commit_nothing(
     ("given", "left_out", "more", "told"),
     [
         (9, {"unrouted": 1}, {}, {}),
-        (7, {"filtered": 2, "undecided": 1, "fallback": 4}, {}, {}),
+        (7, {"filtered": 2, "undecided": 1}, {}, {}),
         (7, {"filtered": 1}, {}, {"astray": 2}),
         (11, {}, {"dedupes": "true"}, {"astray": -1}),
         (7, {"filtered": 1}, {"dedupes": "true"}, {"dropped": 2}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -16,7 +15,7 @@ from towline.bridge.config.rules import route_problems
 from towline.bridge.config.subscriptions import covers, shadowed_routes, subscriptions
 from towline.bridge.config.tables import RouteSection
 from towline.bridge.patterns import Pattern
-from towline.bridge.routes import Route, RowOutcome
+from towline.bridge.routes import Route
 from towline.guarantee import Guarantee
 from towline.mqtt.rules import filter_problem
 
@@ -109,11 +108,9 @@ SAID = (
 def test_a_device_reaches_no_reserved_topic(template: str) -> None:
     dead = ("towline.dead", "event.dead")
     for said, allowed in product(SAID, [[], ["*"], ["event.?", "event.d*", "towline.d1"]]):
-        section = {"from": "e/{x}", "topic": template, "allowed_topics": allowed, "fallback_topic": "other"}
+        section = {"from": "e/{x}", "topic": template, "allowed_topics": allowed}
         compiled = RouteSection.model_validate(section).compile(Guarantee.AT_LEAST_ONCE, None, dead)
         name = None if said is None else template.replace("{x}", said)
         problem = wrong_topic(name, section, dead)
-        wanted = ("other", RowOutcome.FALLBACK) if problem else (name, RowOutcome.RENDERED)
-        assert compiled.destination(name) == wanted
-        topic, outcome = replace(compiled, fallback_topic=None).destination(name)
-        assert ((outcome.reason and outcome.reason.value) or "", topic) == (problem, None if problem else name)
+        outcome = compiled.topic_outcome(name)
+        assert (outcome.reason.value if outcome.reason else "") == problem

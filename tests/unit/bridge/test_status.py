@@ -22,7 +22,6 @@ LINE: Final[dict[str, Any]] = {
     "gateway_error": None,
     "query_error": None,
     "account": None,
-    "fallback": 0,
 }
 
 

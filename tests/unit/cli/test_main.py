@@ -108,7 +108,7 @@ def test_check_warns_of_what_is_allowed_and_odd(capsys: pytest.CaptureFixture[st
     assert code == 0
     assert "route 3 never gets a message: route 1 takes all of them" in out
     assert 'the filters "telemetry/+/+/#" and "+/t/c" overlap' in out
-    assert "route 3 has neither fallback nor dead letters" in out
+    assert "route 3 has no dead letters" in out
 
 
 def test_a_terminal_of_80_columns_shows_no_longer_row(

@@ -98,10 +98,8 @@ class Uplink(AnyLine, UplinkTable):
 
     @property
     def fixed_topics(self) -> tuple[str, ...]:
-        """Kafka topics that don't depend on a message, sorted; fallback and dead-letter topics are included."""
-        routes = self.routes
-        topics = {route.topic.constant for route in routes} | {route.fallback_topic for route in routes}
-        topics.add(self.dead_letter_topic)
+        """Kafka topics that don't depend on a message, sorted; the dead-letter topic is included."""
+        topics = {route.topic.constant for route in self.routes} | {self.dead_letter_topic}
         return tuple(sorted(name for name in topics if name))
 
     @property

@@ -140,8 +140,6 @@ def _name_problems(route: RouteSection, wildcards: Sequence[str], *, in_sql: boo
     for index, glob in enumerate(route.allowed_topics):
         if name_problem := kafka_name_problem(glob.replace("*", "x").replace("?", "x")):
             yield "TL-C62", ("allowed_topics", index), name_problem, "Use names, or globs with * and ?."
-    if route.fallback_topic is not None and (name_problem := kafka_name_problem(route.fallback_topic)):
-        yield "TL-C62", ("fallback_topic",), name_problem
 
 
 def topic_problems(route: Route) -> Iterator[Violation]:
@@ -301,8 +299,7 @@ def file_problems(bridge: str, lines: Mapping[KeyPath, Uplink | Downlink]) -> It
             (("dead_letter_topic",), line.dead_letter_topic, reserved_topics_pattern())
         ]
         for i, section in enumerate(line.route if isinstance(line, Uplink) else ()):
-            keys = {key: getattr(section, key) for key in ("topic", "fallback_topic")}
-            topics += [(("route", i, key), name, reserved_topics_pattern(dead_letters)) for key, name in keys.items()]
+            topics.append((("route", i, "topic"), section.topic, reserved_topics_pattern(dead_letters)))
         for key, name, pattern in topics:
             if name is not None and re.fullmatch(pattern, name):
                 yield "TL-C95", (*path, *key), f'"{name}" is reserved: markers, dead letters, or Kafka\'s own'

@@ -219,7 +219,7 @@ class Dedupe(SettingsModel):
 
 
 #: Keys that a compiled route has unchanged.
-_COPIED_KEYS: Final = ("where", "allowed_topics", "fallback_topic", "key_required", "reject", "header_map")
+_COPIED_KEYS: Final = ("where", "allowed_topics", "key_required", "reject", "header_map")
 
 
 class RouteSection(SettingsModel):
@@ -242,9 +242,8 @@ class RouteSection(SettingsModel):
             false are filtered and counted, those for which it is null are counted apart; one on which it raises is a
             dead letter.
         allowed_topics: Names, or globs with ``*`` and ``?``, of what a topic with fields may become; reserved names
-            never (docs/security.md#names-that-a-device-chooses). ``create_topics`` creates the listed names; a topic
-            behind a ``*`` that does not exist is a dead letter (``topic_missing``), not a case for the fallback.
-        fallback_topic: Topic of a message whose topic is illegal or not allowed, before it is a dead letter.
+            never (docs/security.md#names-that-a-device-chooses). ``create_topics`` creates the listed names. A message
+            with another name is a dead letter, and so is one for a topic behind a ``*`` that does not exist.
         properties: Whether MQTT properties become headers of the record: ``all`` or ``none``.
         key_required: Whether a message that gives no key is a dead letter.
         fields: Names for templates and SQL, each with Spark SQL over the source's columns, the wildcards and the fields
@@ -266,7 +265,6 @@ class RouteSection(SettingsModel):
     headers: dict[str, str] = Field(default_factory=dict)
     where: str | None = None
     allowed_topics: tuple[str, ...] = ()
-    fallback_topic: str | None = None
     properties: Literal["all", "none"] = "all"
     key_required: bool = False
     fields: dict[str, str] = Field(default_factory=dict)

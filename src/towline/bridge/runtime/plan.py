@@ -32,7 +32,7 @@ _ACK_TEXTS: Final = {
     AckAfter.KAFKA: "when Kafka has the message; the broker keeps what is on the way",
 }
 #: Keys of a line with names of Kafka topics.
-_TOPIC_KEYS: Final = ("topic", "fallback_topic", "dead_letter_topic", "from")
+_TOPIC_KEYS: Final = ("topic", "dead_letter_topic", "from")
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 #: Fields of a line that the plan has in another form.
 _EXCLUDED_FIELDS: Final = {"gateway", "mqtt", "profile", "member", "members", "dead_letter_topics"}
@@ -122,8 +122,8 @@ def _uplink_warnings(line: Uplink, document: Document) -> Iterator[str]:
             "Subscribe to one wider filter, or make two lines."
         )
     for number, route in enumerate(line.routes, start=1):
-        if route.topic.fields and route.fallback_topic is None and line.dead_letter_topic is None:
-            yield f"route {number} has neither fallback nor dead letters: an illegal or forbidden topic stops the line."
+        if route.topic.fields and line.dead_letter_topic is None:
+            yield f"route {number} has no dead letters: an illegal or forbidden topic stops the line."
         if route.dedupe is None and line.dedupe_window:
             yield f"route {number} drops no repeats, but its messages pass the state store. Give it a line of its own."
     yield from _share_warnings(line, document)
@@ -249,7 +249,6 @@ def _route_text(route: Plan, dedupe: Plan | None) -> str:
         f"headers {', '.join(route['headers'])}": route["headers"],
         "no MQTT properties": route["properties"] == "none",
         f"where {_shorten(route['where'] or '')}": route["where"],
-        f"else kafka:{route['fallback_topic']}": route["fallback_topic"],
         "key required": route["key_required"],
         f"repeats by {(dedupe or {}).get('key')}": dedupe,
     }

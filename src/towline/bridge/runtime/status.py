@@ -135,7 +135,6 @@ def _line_status(
         "query": view.query if running else "not running",
         "paused": state.read_pause(state_dir),
         **{name: saved_line.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
-        "fallback": view.notes.counts["fallback"] if view.notes else 0,
         "account": None,
         "gateway": status,
         "members": {name: statuses.gateway_status(state_dir / MEMBERS_DIR / name) for name in member_names if name},
@@ -171,7 +170,7 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     yield from _table_advice(_BROKER_ADVICE, gateway)
     yield from _table_advice(_OUTBOX_ADVICE, (gateway or last_report.get("gateway") or {}).get("outbox") or {})
     yield from _table_advice(_RECEIPT_ADVICE, gateway.get("receipts") or {})
-    yield from _table_advice(_ACCOUNT_ADVICE, {**account, "fallback": line["fallback"]})
+    yield from _table_advice(_ACCOUNT_ADVICE, account)
 
 
 def _share_advice(line: Mapping[str, Any]) -> Iterator[str]:
@@ -224,7 +223,6 @@ _ACCOUNT_ADVICE = {
     "degraded": "published with QoS 2 and accepted by the broker as QoS 1, perhaps doubled: {n}.   [TL-B58]",
     "unrouted": "matched by no route, and so not in Kafka: {n}. Add a route, or subscribe to fewer topics.",
     "dead_lettered": "in the dead-letter topic: {n}. See towline dlq show, and towline dlq replay.",
-    "fallback": "sent to a fallback topic, because their own was not legal or not allowed: {n}.",
 }
 _OUTBOX_ADVICE = {
     "refused": "refused by the broker permanently: {n}. See towline refused show, and towline refused replay.",

@@ -254,7 +254,7 @@ def records(
         table: Routes of the line.
         messages: Messages of a task.
         counts: Gets the number of messages ``seen``, of this writer's ``own``, and of those that are ``filtered``,
-            ``undecided`` or ``unrouted``, or use a ``fallback``.
+            ``undecided`` or ``unrouted``.
         has_dead_letters: Whether there is a dead-letter topic; without one the first invalid message fails the batch
             (TL-B02), and unrouted messages are dropped.
     """
@@ -269,15 +269,14 @@ def records(
                 raise _undeliverable_error(record_batch)
         outcome_counts = {outcome.name.lower(): outcomes[outcome] for outcome in _COUNTED_OUTCOMES}
         counts += Counter(seen=rows.num_rows, own=record_batch.num_rows, **outcome_counts)
-        valid_rows = pc.is_in(record_batch.column(OUTCOME), _VALID_OUTCOMES)
+        valid_rows = pc.equal(record_batch.column(OUTCOME), int(RowOutcome.RENDERED))
         for mask in (valid_rows, *([refused_mask(record_batch)] if has_dead_letters else ())):
             mask_range = pc.min_max(mask).as_py()
             if mask_range["max"]:
                 yield record_batch if mask_range["min"] else record_batch.filter(mask)
 
 
-_COUNTED_OUTCOMES: Final = (RowOutcome.FILTERED, RowOutcome.UNDECIDED, RowOutcome.FALLBACK)
-_VALID_OUTCOMES: Final = pa.array([RowOutcome.RENDERED, RowOutcome.FALLBACK], pa.int8())
+_COUNTED_OUTCOMES: Final = (RowOutcome.FILTERED, RowOutcome.UNDECIDED)
 
 
 def _undeliverable_error(record_batch: RecordBatch) -> KafkaError:
@@ -286,7 +285,7 @@ def _undeliverable_error(record_batch: RecordBatch) -> KafkaError:
     refused = record_batch.filter(pc.and_(refused_mask(record_batch), is_routed)).slice(0, 1)
     (row,) = refused.select(["towline_topic", FAULT]).to_pylist()
     problem = f"{row[FAULT]}. The line stops, so that it is not lost"
-    remedy = "Give the line a dead_letter_topic, or the route a fallback_topic if its Kafka topic is the reason."
+    remedy = "Give the line a dead_letter_topic."
     return KafkaError("TL-B02", f'message of topic "{row["towline_topic"] or ""}"', problem, remedy)
 
 
