@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from towline.cli.screen import is_terminal, json_text, load_bridge, terminal_text
-from towline.errors import ConfigError, GatewayError, KafkaError, StateAccessDenied
+from towline.errors import GatewayError, StateAccessDenied
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -32,46 +32,32 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts; null is unknown.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False,
-    reconcile: Annotated[bool, typer.Option("--reconcile", help="Ask Kafka too: the totals of its markers.")] = False,
 ) -> None:
     """Show the account: received = in Kafka + deduplicated or filtered + waiting, and whether it adds up.
 
     Asks the gateways, so it works while Spark or Kafka is down; without permission to read the state directory it asks
-    the bridge's monitor. Exit codes: 0 each line runs or is paused, and adds up; 1 an account does not add up, or
-    disagrees with Kafka; 3 a line does not run, its account is unknown, or Kafka or the monitor does not answer; 4 no
-    permission.
+    the bridge's monitor. Exit codes: 0 each line runs or is paused, and adds up; 1 an account does not add up; 3 a line
+    does not run, its account is unknown, or the monitor does not answer; 4 no permission.
 
     Example:  towline status bridge.toml --watch
     """
-    from towline.bridge.runtime.status import EXIT_UNKNOWN, exit_code, render  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.status import exit_code, render  # noqa: PLC0415 - loaded when it is called
 
     bridge = None if url or (file is None and state_dir) else load_bridge(file or Path("bridge.toml"))
     if bridge is not None and state_dir is not None:
         bridge = bridge.model_copy(update={"state_dir": state_dir})
-    if reconcile and bridge is None:
-        remedy = "Name the bridge file: it says where Kafka is."
-        raise ConfigError("TL-C149", "towline status", "--reconcile asks Kafka, and only a file names it", remedy)
-    redraw = watch and is_terminal() and not reconcile
+    redraw = watch and is_terminal()
     while True:
-        status_values, error = _collect_status(bridge, state_dir, url), ""
-        if bridge is not None and reconcile:
-            from towline.bridge.runtime import reconciling  # noqa: PLC0415 - loads librdkafka
-
-            try:
-                reconciling.reconcile(bridge, status_values)
-            except KafkaError as kafka_error:
-                error = f"{kafka_error}\n"
-        code = EXIT_UNKNOWN if error else exit_code(status_values)
+        status_values = _collect_status(bridge, state_dir, url)
         text = (
             json_text(status_values, indent=None if redraw else 2) if as_json else terminal_text(render(status_values))
         )
         sys.stdout.write(("\x1b[H\x1b[2J" if redraw else "") + text)
         sys.stdout.flush()
-        sys.stderr.write(terminal_text(error, sys.stderr))
-        if not watch or reconcile:
+        if not watch:
             break
         time.sleep(WATCH_S)
-    if code:
+    if code := exit_code(status_values):
         raise typer.Exit(code)
 
 

@@ -9,7 +9,7 @@ from tests.integration.bridge.running import Running
 from tests.integration.bridge.test_retire import UP, written
 from tests.integration.gateway.test_drain import has_session
 from tests.unit.cli.test_main import ran
-from towline.bridge.runtime.reconciling import foreign_marker_error
+from towline.bridge.runtime.child_supervisors import foreign_marker_error
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.bridge.config.model import AnyLine, Bridge, Uplink
 from towline.bridge.lines import statuses
 from towline.bridge.lines.account import LineNotes
-from towline.bridge.lines.identity import configured_client_ids, is_drained
-from towline.bridge.lines.recovery import journal_refusal
+from towline.bridge.lines.identity import Identity, configured_client_ids, is_drained
+from towline.bridge.lines.recovery import journal_refusal, start_refusal
 from towline.bridge.runtime.failures import MAX_TEXT_CHARS, NO_JVM
 from towline.bridge.runtime.session import create_scratch_dir, driver_environment
 from towline.bridge.runtime.state import HELD, PAUSED, PAUSED_FILE, STOPPED, BridgeState, LineView, read_notes
@@ -230,6 +230,8 @@ STATUS_POLL_S: Final = 0.5
 _MAX_TIMEOUTS: Final = 3
 #: Errors that a person has to fix: a retry would fail too.
 _FATAL_ERRORS: Final = (ConfigError, BrokerRefused, SessionUnknown, JournalLocked, JournalDamaged)
+#: Time-out of a read of markers, in seconds, as an option: a line waits for it before it receives.
+_MARKER_TIMEOUT_S: Final = "5"
 _REJOIN_REMEDY: Final = "Start towline run again to have it receive."
 #: Seconds until a refused token or certificate is reported again: only a person can fix it.
 _REMINDER_S: Final = 60.0
@@ -273,8 +275,6 @@ class GatewaySupervisor(ChildSupervisor):
             self._stopping.wait(STATUS_POLL_S)
             return
         if not self.ready.is_set():  # no message was received yet; Kafka may be unavailable [I7]
-            from towline.bridge.runtime.reconciling import foreign_marker_error  # noqa: PLC0415 - loads librdkafka
-
             with contextlib.suppress(KafkaError):
                 if (error := foreign_marker_error(self._bridge, self.line)) is not None:
                     raise error
@@ -413,6 +413,31 @@ def _new_losses(old_status: Mapping[str, Any], new_status: Mapping[str, Any]) ->
     if degraded and not old_degraded:
         problem = "the broker answers QoS 2 like QoS 1: from now on a message may be doubled"
         yield f'{problem}. Use a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]'
+
+
+def foreign_marker_error(bridge: Bridge, line: AnyLine) -> TowlineError | None:
+    """Return an error if the sink id of an uplink without a checkpoint has markers of another query, with rows.
+
+    The state directory was emptied or replaced. The first batch would stop with TL-K13, after messages were
+    acknowledged. A marker without rows belongs to nobody.
+
+    Raises:
+        KafkaError: As `MarkerStore.read`; the markers are unknown then.
+    """
+    from towline.kafka.markers import ANY_QUERY  # noqa: PLC0415 - loads librdkafka
+    from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415
+    from towline.kafka.options import SinkSettings  # noqa: PLC0415
+
+    identity, own_query = Identity.read(line.gateway.state_dir), Checkpoint(str(line.checkpoint)).query_id
+    if not (isinstance(line, Uplink) and line.transactional) or identity is None or identity.query:
+        return None
+    settings = SinkSettings.parse({**bridge.sink_options(line, identity.sink), "deliveryTimeout": _MARKER_TIMEOUT_S})
+    for marker in MarkerStore(settings, identity.sink).read_markers().values():
+        if marker is not None and marker.writer not in (ANY_QUERY, own_query) and marker.total_rows:
+            problem = f'its sink "{identity.sink}" has {marker.total_rows:,} rows of query {marker.writer} in Kafka'
+            problem += ", and its checkpoint is not here; nothing was received"
+            return start_refusal(line, bridge.file, "TL-K13", problem, "Bring back the state directory of that query")
+    return None
 
 
 # -- Spark's driver ----------------------------------------------------------------------------------------------------

@@ -101,8 +101,7 @@ def fetch_status(url: str) -> dict[str, Any]:
 def exit_code(status: dict[str, Any]) -> int:
     """Return the exit code of a status: 0 if every line runs or is paused, adds up and keeps its guarantee."""
     accounts = [line["account"] for line in status["lines"].values()]
-    disagrees = any(line.get("markers", {}).get("agrees") is False for line in status["lines"].values())
-    if disagrees or any(account and (account["adds_up"] is False or account.get("broken")) for account in accounts):
+    if any(account and (account["adds_up"] is False or account.get("broken")) for account in accounts):
         return EXIT_WRONG
     all_delivered = all(leftover["waiting"] == 0 and not leftover["elsewhere"] for leftover in status.get("left", ()))
     all_running = all_delivered and all(line["query"] in ("running", state.PAUSED) for line in status["lines"].values())
@@ -312,21 +311,12 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
         reason = "its gateway does not tell it" if line["gateway_running"] else "no gateway answers"
         last_text = f"   last update {_time(last_report['heard'])}: {last_report['sentence']}" if last_report else ""
         text_lines.append(f"  account   unknown: {reason}{last_text}")
-    if markers := line.get("markers"):
-        text_lines.append(f"  markers   {_markers_text(markers)}")
     for gateway_name, status in statuses.statuses_by_gateway(line["gateway"]).items() if line["gateway"] else ():
         text_lines += _render_gateway(gateway_name, status, line)
     if running and line["rate_in"] is not None:
         rates = f"in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s"
         text_lines.append(f"  pace      {rates}   lag {lag_text(line['lag_s'])}")
     return text_lines
-
-
-def _markers_text(markers: Mapping[str, Any]) -> str:
-    keys = {"rows": "rows", "dead letters": "dead_lettered"}
-    counts = [f"{label} {markers[key]:,}" for label, key in keys.items() if markers.get(key) is not None]
-    verdict = {True: "equal to the sink's ✓", False: "✗", None: "not compared"}[markers["agrees"]]
-    return "   ".join((*counts, f"{verdict}{': ' if markers['why'] else ''}{markers['why']}"))
 
 
 def _severity_mark(line: Mapping[str, Any], advice_texts: list[str]) -> str:
