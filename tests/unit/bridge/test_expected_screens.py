@@ -21,7 +21,7 @@ from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.runtime.screen import LiveScreen, PlainScreen, line_summary
 from towline.bridge.runtime.state import BridgeState, read_notes
 from towline.bridge.runtime.status import collect_status, render
-from towline.bridge.runtime.supervisor import Supervisor, session_text
+from towline.bridge.runtime.supervisor import Supervisor
 from towline.errors import GatewayUnreachable
 from towline.gateway.client import GatewayClient
 from towline.guarantee import AckAfter
@@ -122,6 +122,10 @@ def test_a_line_from_its_start_to_its_end(watched: Watched, monkeypatch: pytest.
         f"{LINE}: 5 messages on disk; the next start delivers them",
         f"{LINE}: the broker keeps the session c",
     ]
+    for unkept in ({"session_kept_s": 0}, {"state": "offline"}, {"drain": "waiting"}):
+        watched.answers(**unkept)
+        assert not any("keeps the session" in text for text in supervisor._final_report())
+        watched.answers(**{"drain": None, **{name: FACTS[name] for name in ("session_kept_s", "state")}})
     (failure, _) = watched.fails("java.io.IOException: No space left on device")[0].split("\n")
     line = f"{LINE}   receiving, query waiting to retry   {account}   in 0/s   out 0/s   lag 1.0 s   batch 41 ms"
     title = "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly"
@@ -137,25 +141,6 @@ def redrawn(watched: Watched, width: int) -> list[str]:
     live.show(watched.state)
     console.print(live.live.renderable, end="")
     return [line.rstrip() for line in console.export_text().splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("facts", "text"),
-    [
-        ({"session_kept_s": 7 * 86_400}, "the broker keeps the session c for 7 days"),
-        ({"session_kept_s": 90, "protocol": "3.1.1"}, "the broker keeps the session c"),
-        (
-            {"session_kept_s": 90, "state": "offline"},
-            "the broker is not reachable now; it was asked to keep the session c for 90 s",
-        ),
-        (
-            {"session_kept_s": 0},
-            "the broker keeps no session: messages published before the next start are not received",
-        ),
-    ],
-)
-def test_what_is_said_of_a_session(facts: dict[str, object], text: str) -> None:
-    assert session_text({**FACTS, **facts}) == text
 
 
 @pytest.mark.parametrize(("ack_after", "where"), [(AckAfter.JOURNAL, "on disk"), (AckAfter.KAFKA, "in Kafka")])

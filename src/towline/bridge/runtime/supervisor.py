@@ -11,10 +11,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any
 
 from towline import files
 from towline.bridge.config.file import load
@@ -38,7 +37,7 @@ from towline.logfile import rotate_log
 from towline.processes import notify, stat_fields
 from towline.spark.java import cache_directory, check_java
 from towline.spark.session import check_pyspark
-from towline.text import count_text, duration_text, printable
+from towline.text import count_text, printable
 from towline.threads import call_in_thread
 from towline.version import release
 
@@ -263,8 +262,8 @@ class Supervisor:
             yield f'line "{name}": {account.sentence()}'
             if account.pending:
                 yield f'line "{name}": {count_text(account.pending)} on disk; the next start delivers them'
-            session_note = "its gateways continue" if view.gateways else session_text(view.status)
-            yield f'line "{name}": {session_note}'
+            if view.status.get("session_kept_s") and view.status["state"] == "online" and not view.status.get("drain"):
+                yield f'line "{name}": the broker keeps the session {view.status["client_id"]}'
 
 
 def _check_members(bridge: Bridge) -> Bridge:
@@ -275,23 +274,6 @@ def _check_members(bridge: Bridge) -> Bridge:
             remedy = 'Start each with towline gateway --member NAME, and give gateways = ["grpc+tls://HOST:PORT", ...].'
             raise ConfigError("TL-C127", str(bridge.file), problem, remedy)
     return bridge
-
-
-def session_text(status: Mapping[str, Any]) -> str:
-    """Return the state of the session that a gateway leaves at its broker, as text."""
-    if status.get("drain"):
-        return "its gateway drains, and ends its session at the broker"
-    if not status.get("connects"):
-        return "no broker was reached"
-    seconds = int(status.get("session_kept_s", 0))
-    if not seconds:
-        return "the broker keeps no session: messages published before the next start are not received"
-    # 0xFFFFFFFF: no expiry [MQTT 5 section 3.1.2.11.2].
-    has_expiry = status.get("protocol") == "5" and seconds != 0xFFFFFFFF
-    session = f"the session {status.get('client_id')}{f' for {duration_text(seconds)}' if has_expiry else ''}"
-    if status.get("state") == "online":
-        return f"the broker keeps {session}"
-    return f"the broker is not reachable now; it was asked to keep {session}"
 
 
 @contextlib.contextmanager
