@@ -131,7 +131,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
         (
             line("a/#", "c/#", own=SEVEN),
             ["judge up", "hold up", "start up 7", "take {'up': ['a/#', 'c/#']}"],
-            '"up": 2 routes → 2; subscribed c/#; unsubscribed b/#; restarted',
+            '"up": gateway and query restarted',
         ),
     ],
 )
@@ -183,9 +183,9 @@ def test_a_gateway_that_refuses_to_start_changes_nothing(scene: Scene) -> None:
 def test_one_line_is_restarted_by_the_file_and_no_other_is_taken_up(scene: Scene) -> None:
     text = line("a/#", "c/#")
     told = scene.reload(text.replace("o/#", "p/#") + NEW, "up")
-    assert told["texts"] == ['line "up": 2 routes → 2; subscribed c/#; unsubscribed b/#; restarted']
+    assert told["texts"] == ['line "up": gateway and query restarted']
     assert (told["outcome"], scene.lines(), [*scene.state.outcomes]) == (APPLIED, [["a/#", "c/#"], ["o/#"]], ["up"])
-    assert scene.reload(text, "up")["texts"] == ['line "up": restarted']
+    assert scene.reload(text, "up")["texts"] == ['line "up": gateway and query restarted']
     assert scene.asked[1:3] == ["hold up", "start up 60"]
     for changed, code in ((text.replace("k:9092", "l:9092"), "TL-C169"), (text.replace('"up"', '"down"'), "TL-C73")):
         told = scene.reload(changed, "up")

@@ -52,22 +52,8 @@ class LineChange:
 
     def summary(self) -> str:
         """Return the change in one line of text."""
-        if self.old_line is None:
-            return f'line "{self.new_line.name}": new'
-        old_routes, new_routes = (getattr(line, "route", ()) for line in (self.old_line, self.new_line))
-        routes_text = f"{len(old_routes)} route{'s' * (len(old_routes) != 1)} → {len(new_routes)}"
-        parts = [routes_text] if old_routes != new_routes else []
-        if not _is_remote(self.new_line):
-            old, new = (
-                {subscription.pattern: subscription.encoded_options for subscription in line.gateway.subscriptions}
-                for line in (self.old_line, self.new_line)
-            )
-            added = [pattern for pattern in new if old.get(pattern) != new[pattern]]
-            removed = [pattern for pattern in old if pattern not in new]
-            parts += [f"subscribed {', '.join(added)}"] if added else []
-            parts += [f"unsubscribed {', '.join(removed)}"] if removed else []
-        parts += ["restarted"] if self.starts_gateway else []
-        return f'line "{self.new_line.name}": {"; ".join(parts) or "changed settings of its query"}'
+        parts = "gateway and query" if self.starts_gateway else "query"
+        return f'line "{self.new_line.name}": {"new" if self.old_line is None else f"{parts} restarted"}'
 
 
 def line_changes(running_bridge: Bridge, new_bridge: Bridge) -> list[LineChange]:
