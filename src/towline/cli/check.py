@@ -8,14 +8,12 @@ from typing import Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, json_text, load_bridge, terminal_text
+from towline.cli.screen import BridgeFile, json_text, load_bridge, print_lines, terminal_text
 from towline.errors import SetupError
-from towline.text import printable
 
 
 def check(
     file: BridgeFile = Path("bridge.toml"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also every setting of broker and Kafka, and its source.")
     ] = False,
@@ -27,24 +25,19 @@ def check(
 
     Example:  towline check bridge.toml && echo fine
     """
-    from towline.bridge.runtime.plan import bridge_plan, render  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.plan import plan_text  # noqa: PLC0415 - loaded when it is called
     from towline.spark.session import check_pyspark  # noqa: PLC0415
 
-    bridge = load_bridge(file)
-    plan = bridge_plan(bridge)
+    bridge, remarks = load_bridge(file), list[str]()
     try:
         check_pyspark()
     except SetupError as error:  # no error of the file: it may run on another machine
-        plan["warnings"].append(str(error))
+        remarks.append(str(error))
+    sys.stdout.write(terminal_text(plan_text(bridge, remarks)))
     if verbose:
-        from towline.bridge.runtime.effective import effective_settings, render_effective  # noqa: PLC0415 - loads PySpark
+        from towline.bridge.runtime.effective import settings_lines  # noqa: PLC0415 - loads PySpark
 
-        plan["effective"] = effective_settings(bridge)
-        if not as_json:
-            text = "\n".join(map(printable, render_effective(plan["effective"]))) + "\n"
-            sys.stdout.write(terminal_text(render(plan) + text))
-            return
-    sys.stdout.write(json_text(plan, indent=2) if as_json else terminal_text(render(plan)))
+        print_lines(settings_lines(bridge))
 
 
 def schema() -> None:

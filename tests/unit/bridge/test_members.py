@@ -12,7 +12,7 @@ from tests.unit.bridge.test_config import GOOD, content, read, told
 from tests.unit.gateway.remote import Pki
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.subscriptions import restrict_filters
-from towline.bridge.runtime.plan import bridge_plan, render
+from towline.bridge.runtime.plan import plan_text
 from towline.bridge.runtime.status import render as render_status
 from towline.bridge.runtime.supervisor import _check_members
 from towline.errors import ConfigError
@@ -113,7 +113,7 @@ def test_a_shared_route_and_members_are_two_ways_at_once(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_check_says_what_it_does_to_order(keys: str, more: str, shown: list[str], tmp_path: Path) -> None:
-    text = render(bridge_plan(read(with_line(keys, more), tmp_path)))
+    text = plan_text(read(with_line(keys, more), tmp_path))
     assert [part for part in shown if part not in text] == [], text
 
 

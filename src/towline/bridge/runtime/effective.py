@@ -127,13 +127,12 @@ def _value_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) or '""'
 
 
-def render_effective(settings: Mapping[str, Mapping[str, list[Setting]]]) -> list[str]:
-    """Return the settings as lines of text, not yet escaped."""
-    text_lines = []
-    for line, client_settings in settings.items():
+def settings_lines(bridge: Bridge) -> Iterator[str]:
+    """Yield the settings of all lines as text, not yet escaped."""
+    for line, client_settings in effective_settings(bridge).items():
         for client_name, rows in client_settings.items():
-            names, values = (max((len(row[key]) for row in rows), default=0) for key in ("name", "value"))
-            values = min(values, _MAX_VALUE_WIDTH)
-            text_lines += ["", f'▸ line "{line}"   {client_name}']
-            text_lines += [f"  {row['name']:{names}}  {row['value']:{values}}   {row['source']}" for row in rows]
-    return text_lines
+            widths = [max((len(row[key]) for row in rows), default=0) for key in ("name", "value")]
+            name_width, value_width = widths[0], min(widths[1], _MAX_VALUE_WIDTH)
+            yield from ("", f'▸ line "{line}"   {client_name}')
+            for row in rows:
+                yield f"  {row['name']:{name_width}}  {row['value']:{value_width}}   {row['source']}"

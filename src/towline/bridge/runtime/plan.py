@@ -1,21 +1,20 @@
-"""Plan of a bridge, as text and as JSON: lines, filters, guarantees, state directories."""
+"""Plan of a bridge, as text: brokers, filters, topics, guarantees, state directories, and warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeAlias
 
 from towline.bridge.config.document import Document
 from towline.bridge.config.model import Bridge, Downlink, Uplink
 from towline.bridge.config.subscriptions import shadowed_routes
+from towline.bridge.config.tables import KafkaPattern, Sql
 from towline.gateway.settings import GatewaySettings, ShareMethod
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecure_settings
 from towline.mqtt.filters import overlapping_pairs
-from towline.text import printable
+from towline.text import count_text, printable
 
-#: JSON values of a line or of the whole bridge.
-Plan: TypeAlias = dict[str, Any]
 #: Row of a line: label and text; rows without text are not shown.
 Row: TypeAlias = tuple[str, str]
 
@@ -34,66 +33,90 @@ _ACK_TEXTS: Final = {
 #: Keys of a line with names of Kafka topics.
 _TOPIC_KEYS: Final = ("topic", "dead_letter_topic", "from")
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
-#: Fields of a line that the plan has in another form.
-_EXCLUDED_FIELDS: Final = {"gateway", "mqtt", "profile", "member", "members", "dead_letter_topics"}
-_MAX_SQL_LENGTH: Final = 100
 
 
-def bridge_plan(bridge: Bridge) -> Plan:
-    """Return the plan as JSON values, with environment variables of the file unexpanded [I12]."""
-    document = Document.reread(bridge.file, bridge.file)
-    return {
-        "bridge": bridge.name,
-        "file": str(bridge.file),
-        "state_dir": str(bridge.state_dir),
-        "kafka": {
-            "bootstrap_servers": document.restore_references(bridge.kafka.bootstrap_servers, "bootstrap_servers"),
-            "topics": document.restore_references(bridge.required_topics, *_TOPIC_KEYS),
-            "create_topics": bridge.kafka.create_topics is not None,
-            "insecure": bool(insecure_settings(bridge.kafka.client_settings())),
-        },
-        "spark": {"master": bridge.spark.master, "ui": bridge.spark.ui},
-        "lines": [_line_plan(line, document) for line in bridge.lines],
-        "warnings": plan_warnings(bridge, document),
-    }
+def plan_text(bridge: Bridge, remarks: Iterable[str] = ()) -> str:
+    """Return the plan as text, with environment variables of the file unexpanded [I12].
 
-
-def _line_plan(line: Uplink | Downlink, document: Document) -> Plan:
-    """Return the settings of a line with defaults, its broker and topics, and what may be lost and doubled."""
-    gateway, is_remote, line_policy = line.gateway, not line.all_gateways, policy(line.guarantee)
-    plan = document.restore_references(
-        {
-            **line.model_dump(mode="json", by_alias=True, exclude=_EXCLUDED_FIELDS),
-            "brokers": [] if is_remote else [str(broker) for broker in gateway.brokers],
-            "client_id": None if is_remote else gateway.mqtt_client_id,
-            "state_dir": str(gateway.state_dir),
-            "ack_after": gateway.effective_ack_after.value,
-        }
-    )
-    plan["kafka_topics"] = document.restore_references(line.fixed_topics, *_TOPIC_KEYS)
-    plan["subscriptions"] = _filters(gateway, document)
-    plan["share"] = [
-        {"name": share.member, "client_id": gateway.mqtt_client_id, "subscriptions": _filters(gateway, document)}
-        for gateway in line.all_gateways
-        if (share := gateway.share)
+    Args:
+        bridge: The bridge.
+        remarks: Further warnings.
+    """
+    document, kafka = Document.reread(bridge.file, bridge.file), bridge.kafka
+    written = document.restore_references
+    topics = ", ".join(written(bridge.required_topics, *_TOPIC_KEYS)) or "from messages only"
+    topics += " (missing ones are created)" if kafka.create_topics else ""
+    topics += "   insecure" if insecure_settings(kafka.client_settings()) else ""
+    rows = [
+        ("kafka", f"{written(kafka.bootstrap_servers, 'bootstrap_servers')}   topics {topics}"),
+        ("state", str(bridge.state_dir)),
     ]
-    plan["acks"] = "" if is_remote else _ACK_TEXTS[gateway.effective_ack_after]
-    plan["transactions"] = line.parallelism if line.transactional else 0
-    plan["lost"], plan["doubled"] = line_policy.loss_text, line_policy.duplicates_text
+    text_lines = [
+        f'bridge "{bridge.name}"   {count_text(len(bridge.lines), "line")}   {bridge.file}',
+        *_row_lines(rows),
+    ]
+    text_lines += [f"  ! {text}" for text in (*plan_warnings(bridge, document), *remarks)]
+    for line in bridge.lines:
+        direction = "   Kafka → MQTT" if isinstance(line, Downlink) else ""
+        head = f'▸ line "{written(line.name, "name")}"   {written(line.guarantee.value, "guarantee")}{direction}'
+        text_lines += ["", head, *_row_lines(_line_rows(line, document))]
+    text_lines += ["", f"Nothing was contacted. Run it:   towline run {bridge.file}"]
+    return "\n".join(map(printable, text_lines)) + "\n"
+
+
+def _row_lines(rows: Iterable[Row]) -> Iterator[str]:
+    return (f"  {label:9} {text}" for label, text in rows if text)
+
+
+def _line_rows(line: Uplink | Downlink, document: Document) -> Iterator[Row]:
+    """Yield gateways and broker of a line, what becomes of its messages, and what may be lost and doubled."""
+    gateway, written, line_policy = line.gateway, document.restore_references, policy(line.guarantee)
+    shares = [(share.member, settings) for settings in line.all_gateways if (share := settings.share)]
+    yield from (("gateway", written(location, "gateways")) for location in getattr(line, "gateways", ()))
+    if line.all_gateways:
+        brokers = ", then ".join(written([str(broker) for broker in gateway.brokers], "brokers"))
+        yield "broker", f"{brokers}   client id {written(gateway.mqtt_client_id, 'client_id')}"
+    for member, settings in shares:
+        yield "member", f"{member}   client id {settings.mqtt_client_id}   {_filters_text(settings, document)}"
+    lost, doubled = line_policy.loss_text, line_policy.duplicates_text
+    letters = written(line.dead_letter_topic, "dead_letter_topic")
+    letters_text = f"dead letters to {letters}" if letters else "no dead letters"
     if isinstance(line, Downlink):
-        plan["lost"] = plan["lost"].replace("from the broker's hand-over on", "from Kafka to the broker")
-        plan["doubled"] = _DOWNLINK_DUPLICATES[line.guarantee]
+        pattern = (
+            f"topics like {written(line.from_.pattern, 'pattern')}" if isinstance(line.from_, KafkaPattern) else ""
+        )
+        yield "kafka", f"{pattern or ', '.join(written(line.topics, 'from'))}   {letters_text}"
+        yield (
+            "publish",
+            f"mqtt:{'by SQL' if isinstance(line.topic, Sql) else written(line.topic, 'topic')}   QoS {line.qos}",
+        )
+        lost = lost.replace("from the broker's hand-over on", "from Kafka to the broker")
+        doubled = _DOWNLINK_DUPLICATES[line.guarantee]
     else:
-        if gateway.effective_ack_after is AckAfter.KAFKA and not is_remote:
-            plan["lost"] = plan["lost"].replace("the state directory is kept", "the broker keeps its session")
+        yield "filters", _filters_text(gateway, document) if line.all_gateways and not shares else ""
+        for number, route in enumerate(line.route, start=1):
+            yield f"route {number}", f"{written(route.from_, 'from')} → kafka:{written(route.topic, 'topic')}"
+        yield "kafka", f"{_write_text(line)}   {letters_text}"
+        if line.all_gateways:
+            yield "acks", _ACK_TEXTS[gateway.effective_ack_after]
+            if gateway.effective_ack_after is AckAfter.KAFKA:
+                lost = lost.replace("the state directory is kept", "the broker keeps its session")
         if all(route.dedupe is not None for route in line.routes):
-            plan["doubled"] = plan["doubled"].replace(_PUBLISHER_REPEATS, "")
-    return dict(plan)
+            doubled = doubled.replace(_PUBLISHER_REPEATS, "")
+    yield from (("lost", lost), ("doubled", doubled), ("state", str(gateway.state_dir)))
 
 
-def _filters(gateway: GatewaySettings, document: Document) -> list[Plan]:
+def _filters_text(gateway: GatewaySettings, document: Document) -> str:
     filters = gateway.subscriptions
-    return [{"filter": document.restore_references(filter_.pattern, "from"), "qos": filter_.qos} for filter_ in filters]
+    return "   ".join(f"{document.restore_references(one.pattern, 'from')} (QoS {one.qos})" for one in filters)
+
+
+def _write_text(line: Uplink) -> str:
+    is_parallel = line.parallelism > 1
+    if line.transactional:
+        one_text = "one transaction a batch, all topics and the marker at once"
+        return f"{line.parallelism} transactions a batch, split by key" if is_parallel else one_text
+    return f"records as they come, by {line.parallelism} tasks" if is_parallel else "records as they come"
 
 
 # -- warnings --------------------------------------------------------------------------------------------------------
@@ -164,101 +187,3 @@ def _transport_warnings(line: Uplink | Downlink, document: Document) -> Iterator
     if gateway.password_file and plaintext_brokers:
         broker_text = document.restore_references(str(plaintext_brokers[0]), "brokers")
         yield f"the password crosses the network in clear text to {broker_text}. Use mqtts:// or wss://."
-
-
-# -- as text ---------------------------------------------------------------------------------------------------------
-
-
-def render(plan: Plan) -> str:
-    """Return the plan as text."""
-    kafka, lines = plan["kafka"], plan["lines"]
-    topic_notes = " (missing ones are created)" if kafka["create_topics"] else ""
-    topic_notes += "   insecure" if kafka["insecure"] else ""
-    topics = ", ".join(kafka["topics"]) or "from messages only"
-    text_lines = [f'bridge "{plan["bridge"]}"   {len(lines)} line{"s" * (len(lines) != 1)}   {plan["file"]}']
-    text_lines.append(f"  kafka     {kafka['bootstrap_servers']}   topics {topics}{topic_notes}")
-    text_lines.append(f"  state     {plan['state_dir']}")
-    text_lines += [f"  ! {text}" for text in plan["warnings"]]
-    for line in lines:
-        is_downlink = line["direction"] == "down"
-        text_lines += ["", f'▸ line "{line["name"]}"   {line["guarantee"]}{"   Kafka → MQTT" if is_downlink else ""}']
-        line_rows = _downlink_rows(line) if is_downlink else _uplink_rows(line)
-        text_lines += [f"  {label:9} {text}" for label, text in line_rows if text]
-    text_lines += ["", f"Nothing was contacted. Run it:   towline run {plan['file']}"]
-    return "\n".join(map(printable, text_lines)) + "\n"
-
-
-def _uplink_rows(line: Plan) -> Iterator[Row]:
-    for gateway in line["gateways"]:
-        yield "gateway", gateway
-    yield "broker", _broker_text(line)
-    for member in line["share"]:
-        yield "member", f"{member['name']}   client id {member['client_id']}   {_filters_text(member)}"
-    yield "filters", _filters_text(line) if line["brokers"] and not line["share"] else ""
-    for number, route in enumerate(line["route"], start=1):
-        yield f"route {number}", _route_text(route, route["dedupe"] or line["dedupe"])
-    is_parallel = line["parallelism"] > 1
-    write_text = f"records as they come, by {line['parallelism']} tasks" if is_parallel else "records as they come"
-    if line["transactions"]:
-        write_text = "one transaction a batch, all topics and the marker at once"
-        write_text = f"{line['transactions']} transactions a batch, split by key" if is_parallel else write_text
-    yield "kafka", f"{write_text}   {_dead_letter_text(line)}"
-    yield from ((label, line[label]) for label in ("acks", "lost", "doubled"))
-    yield "state", line["state_dir"]
-
-
-def _downlink_rows(line: Plan) -> Iterator[Row]:
-    topics, topic, offsets = line["from"], line["topic"], line["starting_offsets"]
-    names = f"topics like {topics['pattern']}" if isinstance(topics, dict) else ", ".join(_as_list(topics))
-    yield "kafka", f"{names}   from {offsets if isinstance(offsets, str) else 'as listed'}"
-    yield "broker", _broker_text(line)
-    topic_text = f"SQL {topic['sql']}" if isinstance(topic, dict) else topic
-    parts = {
-        f"mqtt:{_shorten(topic_text)}": True,
-        f"QoS {line['qos']}": True,
-        f"properties {line['properties']}": True,
-        f"where {_shorten(line['where'] or '')}": line["where"],
-    }
-    yield "publish", _applicable(parts)
-    yield "confirm", f"by the {line['confirm']}   {_dead_letter_text(line)}"
-    yield from ((label, line[label]) for label in ("lost", "doubled"))
-    yield "state", line["state_dir"]
-
-
-def _as_list(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
-
-
-def _broker_text(line: Plan) -> str:
-    return f"{', then '.join(line['brokers'])}   client id {line['client_id']}" if line["brokers"] else ""
-
-
-def _filters_text(member: Plan) -> str:
-    return "   ".join(f"{filter_['filter']} (QoS {filter_['qos']})" for filter_ in member["subscriptions"])
-
-
-def _dead_letter_text(line: Plan) -> str:
-    return f"dead letters to {line['dead_letter_topic']}" if line["dead_letter_topic"] else "no dead letters"
-
-
-def _route_text(route: Plan, dedupe: Plan | None) -> str:
-    parts = {
-        f"{route['from']} → kafka:{route['topic']}": True,
-        route["promise"]: route["promise"],
-        "no key" if route["key"] is None else f"key {route['key']}": True,
-        f"headers {', '.join(route['headers'])}": route["headers"],
-        "no MQTT properties": route["properties"] == "none",
-        f"where {_shorten(route['where'] or '')}": route["where"],
-        "key required": route["key_required"],
-        f"repeats by {(dedupe or {}).get('key')}": dedupe,
-    }
-    return _applicable(parts)
-
-
-def _shorten(sql: str) -> str:
-    return sql if len(sql) <= _MAX_SQL_LENGTH else f"{sql[: _MAX_SQL_LENGTH - 3]}..."
-
-
-def _applicable(parts: Mapping[str, object]) -> str:
-    """Return the texts whose condition applies."""
-    return "   ".join(text for text, applies in parts.items() if applies)
