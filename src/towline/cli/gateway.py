@@ -91,16 +91,16 @@ def _select_gateway(bridge: Bridge, file: Path, line: str | None, member: str | 
         names = ", ".join(other_line.name for other_line in bridge.lines)
         raise ConfigError("TL-C73", str(file), f"there are several lines: {names}", "Name one with --line.")
     selected_line = bridge.lines[0] if line is None else bridge.line(line)
-    members = () if isinstance(selected_line, Downlink) else selected_line.members
-    if member is not None and not isinstance(selected_line, Downlink):
+    if isinstance(selected_line, Downlink):
+        if member is not None:
+            raise ConfigError("TL-C120", str(file), "a downlink has no members", "Leave out --member.")
+        return selected_line.gateway
+    if member is not None:
         return selected_line.member_settings(member, file)
-    if member is not None or members:
-        names = ", ".join(settings.share.member for settings in members if settings.share)
-        several = f'line "{selected_line.name}" has several gateways: {names}'
-        problem = several if members else "a downlink has no members"
-        remedy = "Name the one of this machine with --member." if members else "Leave out --member."
-        raise ConfigError("TL-C120", str(file), problem, remedy)
-    if not isinstance(selected_line, Downlink) and selected_line.gateways:
+    if names := ", ".join(share.member for settings in selected_line.members if (share := settings.share)):
+        problem = f'line "{selected_line.name}" has several gateways: {names}'
+        raise ConfigError("TL-C120", str(file), problem, "Name the one of this machine with --member.")
+    if selected_line.gateways:
         location, problem = f'{file}: line "{selected_line.name}"', "it reads remote gateways, and has none of its own"
         raise ConfigError("TL-C113", location, problem, "Run it where such a gateway is.")
     return selected_line.gateway

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import AsJson, command_app, print_result, terminal_text
+from towline.cli.screen import AsJson, command_app, print_lines, print_result
 from towline.errors import ConfigError
+from towline.text import count_text
 
 if TYPE_CHECKING:
     from towline.kafka.markers import Marker
@@ -77,7 +77,8 @@ def reset(
         parallelism = max((m.parallelism for m in markers if m is not None), default=1)
     settings = _settings(servers, prefix, options, parallelism)
     if not is_confirmed:
-        sys.stdout.write(terminal_text(_reset_preview(sink, parallelism, to_batch)))
+        action = "remove the markers" if to_batch is None else f"make batch {to_batch} the last one written"
+        print_lines([f"This would {action} of sink {sink} ({count_text(parallelism, 'partition')}).", _PREVIEW_REMARK])
         raise typer.Exit(1)
     new_markers = {p: m for p, m in MarkerStore(settings, sink).reset(to_batch).items() if m is not None}
     _print(settings.marker_topic_of(sink), new_markers, as_json=as_json)
@@ -92,20 +93,6 @@ def _settings(servers: str, prefix: str, pairs: list[str] | None, parallelism: i
     return SinkSettings.parse(options)
 
 
-def _reset_preview(sink: str, partition_count: int, to_batch: int | None) -> str:
-    partitions = f"{partition_count} partition{'' if partition_count == 1 else 's'}"
-    if to_batch is None:
-        return (
-            f"This would remove the markers of sink {sink} ({partitions}): only batch 0 can be written after that.\n"
-            "Nothing was changed. Add --yes to do it.\n"
-        )
-    return (
-        f"This would make batch {to_batch} the last one written by sink {sink} ({partitions}). The query goes on with\n"
-        f"batch {to_batch + 1}: its rows are doubled if they are in Kafka already; batches up to {to_batch} that are\n"
-        "not there are lost. A query that still runs is fenced and stops.\nNothing was changed. Add --yes to do it.\n"
-    )
-
-
 def _print(topic: str, markers: dict[int, Marker], *, as_json: bool) -> None:
     lines = [topic, _ROW.format("partition", "of", "batch", "rows", "dead", "rows so far", "query")]
     for p, m in markers.items():
@@ -116,4 +103,5 @@ def _print(topic: str, markers: dict[int, Marker], *, as_json: bool) -> None:
     print_result(result, lines if markers else [f"no marker in {topic}"], as_json=as_json)
 
 
+_PREVIEW_REMARK = "A query that still runs is fenced and stops. Nothing was changed: add --yes to do it."
 _ROW = "{:>9} {:>3} {:>8} {:>10} {:>6} {:>14}  {}"

@@ -15,6 +15,7 @@ import pytest
 from tests.helpers import wait_until
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.model import Bridge
+from towline.bridge.runtime import child_supervisors
 from towline.bridge.runtime import supervisor as supervisor_module
 from towline.bridge.runtime.child_supervisors import DriverSupervisor, KafkaSupervisor
 from towline.bridge.runtime.screen import PlainScreen
@@ -111,12 +112,12 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(supervised: Su
     driver, bridge, view = supervised.driver, supervised.bridge, supervised.state.lines["telemetry"]
     driver.stop_line("second", "its SQL was wrong")
     driver.start()
-    assert driver.hold_queries(["telemetry"], 60)
+    driver.hold_queries(["telemetry"])
     assert (bridge.state_dir / "killed").exists()
     assert view.query == "held for a reload"
     changed = changed_topics(bridge)
-    errors = driver.check_sql(changed.uplinks, 60) or ()
-    assert [str(error) for error in errors] == [str(ConfigError("TL-C74", "b:9", "where: no", "Correct it."))]
+    with pytest.raises(ConfigError, match=r"^b:9: where: no\. Correct it\.   \[TL-C74\]$"):
+        driver.check_sql(changed.uplinks)
     assert driver.stopped_lines == {"second"}
     driver.start_queries(changed, ["telemetry", "second"])
     supervised.hears("take changed")
@@ -145,6 +146,17 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(supervised: Su
 def changed_topics(bridge: Bridge) -> Bridge:
     text = bridge.model_dump_json(by_alias=True).replace('"topic":"telemetry"', '"topic":"changed"')
     return Bridge.model_validate_json(text)
+
+
+def test_a_driver_that_does_not_answer_refuses_a_reload(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_supervisors, "_DRIVER_TIMEOUT_S", 0.1)
+    lines = supervised.bridge.lines
+    with pytest.raises(ConfigError, match=r"between two batches: Spark does not answer.*TL-C174"):
+        supervised.driver.hold_queries([line.name for line in lines])
+    with pytest.raises(ConfigError, match=r"the SQL of the routes was not checked: Spark does.*TL-C174"):
+        supervised.driver.check_sql(lines)
 
 
 def test_a_driver_that_ends_before_its_first_word_is_told_by_its_last_line(supervised: Supervised) -> None:

@@ -167,7 +167,7 @@ def test_a_full_disk_a_session_that_is_lost_and_a_weaker_qos_are_told_once(watch
     full = {"held_back": "journal full", "last_error": {"text": "0 MB are free.   [TL-J02]"}}
     assert [watched.answers(**full) for _ in range(2)] == [[f"{LINE}: 0 MB are free.   [TL-J02]"], []]
     told = watched.answers(held_back=None, last_error=None)
-    assert told == [f"{LINE}: there is disk space again, and messages are received"]
+    assert told == [f"{LINE}: connected to mqtt://a:1883"]
     what = f"{LINE}: the broker lost this client's session, and all messages queued in it"
     do = "Let the broker keep sessions on disk.   [TL-M22]"
     assert [watched.answers(sessions_lost=1) for _ in range(2)] == [[f"{what}. {do}"], []]

@@ -59,7 +59,8 @@ class Scene:
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch, text: str = line("a/#", "b/#")) -> None:
         self._file = place / "bridge.toml"
         self.asked: list[str] = []
-        self.held, self.mistakes = True, list[ConfigError]()
+        self.hold_error: ConfigError | None = None
+        self.sql_error: ConfigError | None = None
         #: The faults of gateways, by line.
         self.faults: dict[str, TowlineError] = {}
         self.kafka_error: Exception | None = None
@@ -88,13 +89,15 @@ class Scene:
         self._file.write_text(text)
         return read(text, self._file.parent)
 
-    def _judge(self, lines: list[Any], _: float) -> list[ConfigError] | None:
+    def _judge(self, lines: list[Any]) -> None:
         self.asked.append(f"judge {' '.join(one.name for one in lines)}")
-        return self.mistakes
+        if self.sql_error:
+            raise self.sql_error
 
-    def _hold(self, names: list[str], _: float) -> bool:
+    def _hold(self, names: list[str]) -> None:
         self.asked.append(f"hold {' '.join(names)}")
-        return self.held
+        if self.hold_error:
+            raise self.hold_error
 
     def _take(self, bridge: Bridge, names: list[str]) -> None:
         routes = {name: [one.from_ for one in bridge.line(name).route] for name in names}  # type: ignore[union-attr]
@@ -147,9 +150,8 @@ def test_a_change_is_applied_step_by_step(scene: Scene, text: str, asked: list[s
 @pytest.mark.parametrize(
     ("name", "value", "text", "last_step"),
     [
-        ("held", False, "between two batches: Spark does not answer.*[TL-C174]", "take"),
-        ("mistakes", None, "the SQL of the routes was not checked.*[TL-C174]", "judge"),
-        ("mistakes", [ConfigError("TL-C74", "bridge.toml:9", "where: no", "")], "where: no.*[TL-C74]", "judge"),
+        ("hold_error", ConfigError("TL-C174", "b", "not stopped", "Again."), "not stopped.*[TL-C174]", "take"),
+        ("sql_error", ConfigError("TL-C74", "bridge.toml:9", "where: no", ""), "where: no.*[TL-C74]", "judge"),
         ("kafka_error", KafkaError("TL-K01", "k", "no answer", "Wait."), "no answer.*[TL-K01]", "topics"),
         ("kafka_error", ZeroDivisionError("x"), "unexpected error.*[TL-B55]", "topics"),
     ],

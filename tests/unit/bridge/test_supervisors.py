@@ -146,18 +146,6 @@ def test_a_secret_that_is_gone_while_kafka_is_away_ends_no_bridge_that_runs(
     assert child.fatal_error is gone, "before the start it is a mistake of the file"
 
 
-def test_what_becomes_of_messages_while_kafka_is_away(
-    state: BridgeState, stopping: threading.Event, tmp_path: Path
-) -> None:
-    kept = GOOD.replace('name = "telemetry"', 'name = "telemetry"\nack_after = "kafka"')
-    beside = GOOD.partition("[[uplink]]")[2].replace('"telemetry"', '"beside"')
-    for text, said in (
-        (kept, "receiving stops at the broker's window, and the brokers queue new messages"),
-        (f"{kept}[[uplink]]{beside}", 'wait on disk, except those of "telemetry", which the broker queues'),
-    ):
-        assert KafkaSupervisor(read(text, tmp_path), state, stopping)._outage_effect.endswith(said)
-
-
 def test_a_report_that_can_not_be_read_ends_nothing(
     state: BridgeState, stopping: threading.Event, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.cli.test_main import ran
-from towline.cli.kafka import _print, _reset_preview
+from towline.cli.kafka import _print
 from towline.errors import KafkaError
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
@@ -27,11 +27,17 @@ def test_a_wrong_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert 'Did you mean "kafka.security.protocol"?' in err
 
 
-def test_a_reset_says_what_it_means() -> None:
-    text = _reset_preview("s", 2, 41)
-    assert "batch 41 the last one written by sink s (2 partitions)" in text
-    assert "batch 42: its rows are doubled" in text
-    assert "remove the markers of sink s (1 partition)" in _reset_preview("s", 1, None)
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--to-batch", "41"), "make batch 41 the last one written of sink s (2 partitions)"),
+        (("--remove",), "remove the markers of sink s (2 partitions)"),
+    ],
+)
+def test_a_reset_says_what_it_means(capsys: pytest.CaptureFixture[str], more: tuple[str, ...], said: str) -> None:
+    options = ("--kafka", "127.0.0.1:1", "--sink", "s", "--parallelism", "2")
+    code, out, _ = ran(capsys, "kafka", "marker", "reset", *options, *more)
+    assert (code, said in out, "Nothing was changed: add --yes" in out) == (1, True, True)
 
 
 def test_a_table_of_markers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import (
     BrokerRefused,
     ConfigError,
+    ConfigErrors,
     GatewayError,
     JournalDamaged,
     JournalLocked,
@@ -123,6 +124,7 @@ def unexpected_error(location: str, error: BaseException | None = None) -> Gatew
 #: Seconds between two polls of Kafka and for measuring backlogs; seconds for an answer, which a busy Kafka needs.
 #: A stopped or frozen Kafka is reported within 10 s.
 _KAFKA_POLL_S, _KAFKA_TIMEOUT_S = 2.0, 5.0
+_OUTAGE_EFFECT: Final = 'messages are still received and wait on disk, with ack_after = "kafka" at the broker'
 
 
 class KafkaSupervisor(ChildSupervisor):
@@ -178,16 +180,6 @@ class KafkaSupervisor(ChildSupervisor):
                 view = self._state.lines[line.name]
                 view.behind, view.hidden = backlog or (None, None)
 
-    @property
-    def _outage_effect(self) -> str:
-        """Effect of a Kafka outage on the messages, as text."""
-        kafka = AckAfter.KAFKA
-        broker_lines = [f'"{line.name}"' for line in self.bridge.lines if line.gateway.effective_ack_after is kafka]
-        if broker_lines and len(broker_lines) == len(self.bridge.lines):
-            return "receiving stops at the broker's window, and the brokers queue new messages"
-        exception_text = f", except those of {', '.join(broker_lines)}, which the broker queues" if broker_lines else ""
-        return f"messages are still received and wait on disk{exception_text}"
-
     def _handle_failure(self, error: TowlineError) -> None:
         if not isinstance(error, KafkaError | GatewayError) and not self.ready.is_set():
             self.fatal_error = error  # of the settings
@@ -195,7 +187,7 @@ class KafkaSupervisor(ChildSupervisor):
         self._measure_backlogs(None)
         with self._state.lock:
             if self._state.kafka_error is None:
-                self._state.add_event(f"{error}\nkafka: {self._outage_effect}; retrying")
+                self._state.add_event(f"{error}\nkafka: {_OUTAGE_EFFECT}; retrying")
             self._state.kafka, self._state.kafka_error = "unreachable", str(error)
         self._stopping.wait(self._backoff.next_pause())
 
@@ -363,8 +355,11 @@ class GatewaySupervisor(ChildSupervisor):
             problem = statuses.outage_text(name, gateway) if is_away else str(last_error.get("text", ""))
             is_due = time.monotonic() - reported_at > _REMINDER_S
             if problem != last_problem or (is_due and statuses.access_refused(gateway)):
-                event = problem or _recovery_text(name, gateway, last_problem or "")
-                if text := statuses.outage_problem(name, gateway) if is_away else event:
+                text = statuses.outage_problem(name, gateway) if is_away else problem
+                if not text and (name or gateway.get("state") == "online"):
+                    broker_text, state_text = f"connected to {gateway.get('broker')}", str(gateway.get("state"))
+                    text = f"gateway {name} answers again: {state_text}" if name else broker_text
+                if text:
                     self._add_event(text)
                     self._last_problems[name] = problem, time.monotonic()
             for event in _new_losses(old_statuses.get(name, {}), gateway) if not is_away else ():
@@ -391,17 +386,6 @@ class GatewaySupervisor(ChildSupervisor):
             self._add_event(str(error))
         if self.fatal_error is None:
             self._stopping.wait(self._backoff.next_pause())
-
-
-def _recovery_text(name: str, gateway: Mapping[str, Any], last_problem: str) -> str:
-    """Return an event for a gateway that has recovered; "" if there is nothing to report."""
-    if name:
-        return f"gateway {name} answers again: {gateway.get('state')}"
-    if gateway.get("state") != "online":
-        return ""
-    if "[TL-J" in last_problem:
-        return "there is disk space again, and messages are received"
-    return f"connected to {gateway.get('broker')}"
 
 
 def _new_losses(old_status: Mapping[str, Any], new_status: Mapping[str, Any]) -> Iterator[str]:
@@ -441,6 +425,9 @@ def foreign_marker_error(bridge: Bridge, line: AnyLine) -> TowlineError | None:
 
 
 # -- Spark's driver ----------------------------------------------------------------------------------------------------
+
+#: Longest wait for Spark, in seconds: it may be starting, or a batch may be running.
+_DRIVER_TIMEOUT_S: Final = 120.0
 
 
 class DriverSupervisor(ChildSupervisor):
@@ -507,26 +494,43 @@ class DriverSupervisor(ChildSupervisor):
         """Ask the driver to finish its batches and end."""
         self._send_commands("stop")
 
-    def hold_queries(self, lines: Sequence[str], timeout_s: float) -> bool:
-        """Stop the queries of lines between two batches until `start_queries`; return True if they stopped in time.
+    def hold_queries(self, lines: Sequence[str]) -> None:
+        """Stop the queries of lines between two batches, until `start_queries`.
 
         A driver that is started meanwhile does not start these queries.
+
+        Raises:
+            ConfigError: TL-C174, they did not stop in time.
         """
         with self._write_lock:  # a process that starts later gets the command at its start
             self._held_lines.update(lines)
             self._send_commands(*(json.dumps({"hold": line}) for line in lines))
         views = [self._state.lines[line] for line in lines]
-        return poll_until(lambda: all(view.query in (PAUSED, HELD) for view in views), timeout_s, self._stopping.wait)
+        problem = "the queries were not stopped between two batches"
+        self._wait_for(lambda: all(view.query in (PAUSED, HELD) for view in views), problem)
 
-    def check_sql(self, lines: Sequence[AnyLine], timeout_s: float) -> list[ConfigError] | None:
-        """Return the SQL errors that Spark finds in new settings of lines; None if it does not answer in time."""
+    def check_sql(self, lines: Sequence[AnyLine]) -> None:
+        """Check the SQL of new settings of lines with Spark.
+
+        Raises:
+            ConfigErrors: TL-C74, errors in the SQL; TL-C174, Spark does not answer in time.
+        """
         check_id, line_values = uuid.uuid4().hex, [line.model_dump(mode="json", by_alias=True) for line in lines]
         with self._write_lock:  # a process that starts later gets the command at its start
             self._pending_checks = [json.dumps({"judge": line_values, "of": check_id})]
             self._send_commands(*self._pending_checks)
-        poll_until(lambda: check_id in self._check_results, timeout_s, self._stopping.wait)
-        self._pending_checks = []
-        return self._check_results.pop(check_id, None)
+        try:
+            self._wait_for(lambda: check_id in self._check_results, "the SQL of the routes was not checked")
+        finally:
+            self._pending_checks = []
+        if errors := self._check_results.pop(check_id):
+            raise ConfigErrors(errors)
+
+    def _wait_for(self, condition: Callable[[], bool], problem: str) -> None:
+        if not poll_until(condition, _DRIVER_TIMEOUT_S, self._stopping.wait):
+            reason = "the bridge ends" if self._stopping.is_set() else "Spark does not answer"
+            remedy = "Reload again when Spark runs."
+            raise ConfigError("TL-C174", str(self._bridge.file), f"{problem}: {reason}", remedy)
 
     @property
     def stopped_lines(self) -> set[str]:

@@ -136,8 +136,6 @@ def _differing_keys(old_value: Any, new_value: Any, prefix: str = "") -> Iterato
 
 #: Files with secrets are not part of a reload: a connection keeps the secret that it was opened with.
 _SECRETS_NOTE: Final = "files with secrets are read at each new connection, Kafka's by each new client"
-#: Longest wait for Spark, in seconds: it may be starting, or a batch may be running.
-_SPARK_TIMEOUT_S: Final = 120.0
 #: Longest wait for the end and the start of a gateway, in seconds; it starts when a broker has answered, or can't.
 _GATEWAY_TIMEOUT_S: Final = 30.0
 
@@ -206,7 +204,7 @@ class Reloader:
             changes = [LineChange(self.file_bridge.line(only_line), new_bridge.line(only_line), forces_restart=True)]
         if changes:
             bridge = self.running_bridge.model_copy(update={"lines": new_bridge.lines})
-            self._check_sql([change.new_line for change in changes])
+            self.driver.check_sql([change.new_line for change in changes])
             new_topics = sorted({*bridge.required_topics} - {*self.running_bridge.required_topics})
             if new_topics and (created_text := ensure_topics(bridge, new_topics)):
                 self.state.add_event(created_text)
@@ -223,7 +221,7 @@ class Reloader:
         running, restarts = [change.new_line.name for change in changes if change.old_line], list[LineChange]()
         try:
             self._record_identities(bridge)
-            self._hold_queries(running)
+            self.driver.hold_queries(running)
             for change in (change for change in changes if change.starts_gateway):
                 restarts.append(change)
                 self._start_gateway(change.new_line, _GATEWAY_TIMEOUT_S)
@@ -233,10 +231,6 @@ class Reloader:
             self.driver.start_queries(self.running_bridge, running)
             self._record_identities(self.running_bridge)
             raise
-
-    def _hold_queries(self, names: Sequence[str]) -> None:
-        if not self.driver.hold_queries(names, _SPARK_TIMEOUT_S):
-            raise self._timeout_error("the queries were not stopped between two batches")
 
     def _record_identities(self, bridge: Bridge) -> None:
         """Write identity and settings of each line to disk, as a start does. Raises as `assign_identities`."""
@@ -269,16 +263,3 @@ class Reloader:
             child.is_replaced = True
             child.end(time.monotonic() + _GATEWAY_TIMEOUT_S)
         self.state.lines = {other: view for other, view in self.state.lines.items() if other != name}
-
-    def _check_sql(self, lines: Sequence[AnyLine]) -> None:
-        """Check the SQL of changed lines with Spark: TL-C74."""
-        errors = self.driver.check_sql(lines, _SPARK_TIMEOUT_S)
-        if errors is None:
-            raise self._timeout_error("the SQL of the routes was not checked")
-        if errors:
-            raise ConfigErrors(errors)
-
-    def _timeout_error(self, problem: str) -> ConfigError:
-        reason = "the bridge ends" if self.stopping.is_set() else "Spark does not answer"
-        file, remedy = str(self.file_bridge.file), "Reload again when Spark runs."
-        return ConfigError("TL-C174", file, f"{problem}: {reason}", remedy)
