@@ -90,9 +90,9 @@ FIXED = "(fixed when Spark's session starts)"
     [
         (ONCE, HEAD, f"a guarantee that no line had before {FIXED}"),
         (DEDUPE, HEAD, f"the first or the last dedupe {FIXED}"),
-        ("", HEAD.replace("k:9092", "secret:9092"), "[kafka] bootstrap_servers"),
+        ("", HEAD.replace("k:9092", "secret:9092"), "[kafka]"),
         ("", HEAD.replace('"state"', '"elsewhere"'), "state_dir"),
-        ("", HEAD.replace('9092" }', '9092", settings = { "linger.ms" = 7 } }'), "[kafka] settings.linger.ms"),
+        ("", HEAD.replace('9092" }', '9092", settings = { "linger.ms" = 7 } }'), "[kafka]"),
     ],
 )
 def test_what_needs_a_new_start_is_told_by_its_key_and_refuses_the_whole_file(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from towline.bridge.config.model import AnyLine, Bridge, Downlink, Uplink
 from towline.bridge.lines.identity import assign_identities, record_lines, removed_lines
@@ -87,11 +87,11 @@ def line_changes(running_bridge: Bridge, new_bridge: Bridge) -> list[LineChange]
 
 
 def _restart_keys(running_bridge: Bridge, new_bridge: Bridge) -> Iterator[str]:
-    """Yield the keys of the file with a changed value that need a restart."""
+    """Yield the keys and tables of the file with a changed value that need a restart; no values [I12]."""
     bridges = (running_bridge, new_bridge)
     old_values, new_values = (bridge.model_dump(mode="json", exclude=_NOT_COMPARED) for bridge in bridges)
-    for table, _, key in (path.partition(".") for path in _differing_keys(old_values, new_values)):
-        yield f"[{table}] {key}" if key else table
+    changed_keys = (key for key, value in new_values.items() if old_values.get(key) != value)
+    yield from (f"[{key}]" if isinstance(new_values[key], dict) else key for key in changed_keys)
     new_kinds = {line.name: line.kind for line in new_bridge.lines}
     for line in running_bridge.lines:
         if new_kinds.get(line.name) != line.kind:
@@ -120,16 +120,6 @@ def _gateway_identity(line: Uplink | Downlink) -> tuple[object, ...]:
 def _is_remote(line: Uplink | Downlink) -> bool:
     """Return True if the bridge does not start the line's gateways: they have filters of their own."""
     return bool(getattr(line, "gateways", ()))
-
-
-def _differing_keys(old_value: Any, new_value: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of two tables with different values; never the values, which may be secrets [I12]."""
-    if isinstance(old_value, Mapping) and isinstance(new_value, Mapping):
-        for key in dict.fromkeys((*old_value, *new_value)):
-            path = f"{prefix}.{key}" if prefix else str(key)
-            yield from _differing_keys(old_value.get(key), new_value.get(key), path)
-    elif old_value != new_value:
-        yield prefix
 
 
 # -- steps of a reload -------------------------------------------------------------------------------------------------

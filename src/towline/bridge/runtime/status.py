@@ -163,7 +163,7 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
             yield statuses.outage_problem(name, status)
         elif problem := (status.get("last_error") or {}).get("text"):
             yield str(problem)
-    yield from _share_advice(line)
+    yield from _session_advice(line)
     account = line["account"] or last_report.get("account") or {}  # its counts only grow
     yield from (f"sources disagree: {disagreement}   [TL-K61]" for disagreement in account.get("disagreements") or ())
     yield from _table_advice(_BROKER_ADVICE, gateway)
@@ -172,10 +172,7 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     yield from _table_advice(_ACCOUNT_ADVICE, account)
 
 
-def _share_advice(line: Mapping[str, Any]) -> Iterator[str]:
-    all_statuses = [line["gateway"] or {}, *(status or {} for status in line.get("members", {}).values())]
-    if any((status.get("share") or {}).get("way") == "subscription" for status in all_statuses):
-        yield 'the order of a device\'s messages is not kept: share = "subscription".'
+def _session_advice(line: Mapping[str, Any]) -> Iterator[str]:
     for session in line.get("left_sessions", ()):
         location = f"at {', '.join(session['brokers'])}" if session["brokers"] else "at its broker"
         client_id, member = session["client_id"], session["member"]
