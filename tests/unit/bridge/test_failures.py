@@ -49,6 +49,7 @@ towline.errors.KafkaError: k1:9092: no server answered. Trying again.   [TL-K01]
         (KafkaError("TL-K01", "k", "gone"), "TL-K01", "k: gone.   [TL-K01]", False),
         ("x: y. z   [TL-C44]", "TL-C44", "x: y. z   [TL-C44]", True),
         (RuntimeError(""), "TL-B01", "l: the query failed: RuntimeError. See", False),
+        ("java.io.EOFException\n\tat java.base/x", "TL-B01", "l: the query failed: java.io.EOFException. See", False),
         (
             "An error occurred while calling o1.start.\n: java.lang.X: y\n\tat z" + PLAN,
             "TL-B01",
@@ -118,8 +119,11 @@ TEXTS = Path(__file__).parent / "spark_4_3_0"
         ("not_a_python", "/bin/ls: cannot access 'pyspark.daemon': No such file or directory /bin/ls: cannot access"),
         ("load_not_a_python", "/bin/ls: cannot access 'pyspark.daemon': No such file or directory /bin/ls: cannot"),
         ("connect_back", "Python worker failed to connect back"),
-        ("crashed", "a Python process of Spark has ended (killed, or out of memory)"),
-        ("executor_lost", "an executor was lost during a batch (Command exited with code 137), and its tasks"),
+        ("crashed", "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)."),
+        (
+            "executor_lost",
+            "ExecutorLostFailure (executor 0 exited caused by one of the running tasks) Reason: Command exited with code",
+        ),
     ],
 )
 def test_the_cause_is_told_wherever_it_stands(name: str, words: str) -> None:

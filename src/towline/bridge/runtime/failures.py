@@ -24,11 +24,10 @@ _PLAN_HEADER = "\n=== Streaming Query ==="
 #: Text before the exception: Java call, or query id.
 _CALL = re.compile(r"^(?:An error occurred while calling \S+\n: |\[STREAM_FAILED\] .*? terminated with exception: )")
 #: Causes below the first line of an error: output of a Python that does not start, last exception of a Python
-#: traceback, reason of a lost executor.
+#: traceback.
 _CAUSE_PATTERNS = (
     re.compile(r"^Error from python worker:\n((?: +\S.*\n)+)", re.MULTILINE),
     re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*(?:\n\S.*)*)"),
-    re.compile(r"\bReason: (.+)"),
 )
 #: Line without information: empty, Java stack frame, or exception without a message, whose cause follows.
 _LINE_WITHOUT_TEXT = re.compile(r"(?:\tat .*|(?:[\w.$]+(?:Exception|Error):? *)*)")
@@ -39,10 +38,6 @@ _JAVA_PREFIX = re.compile(r"^(?:[\w.$]+(?:Exception|Error): )+")
 #: Other codes, of class 42 too, are about data sources, paths, state and Python: a retry may help.
 _SQL_ERROR_STATE = re.compile(r"SQLSTATE: (?:42[67]|4280[34]|428[248]|429[0B]|42K0[1789A-Z]|42P[012]|0A000)")
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
-#: Spark 4.3: the Python process of a source or task was killed.
-_PYTHON_ENDED = re.compile(r"\(no cause message\)|Python worker exited unexpectedly|^java\.io\.EOFException")
-#: The executor of a task or of shuffle files was lost (`DAGScheduler`, `TaskSetManager`).
-_EXECUTOR_LOST = re.compile(r"\b(?:Metadata)?FetchFailed|ExecutorLostFailure")
 #: Data loss in Spark's Kafka source (4.2 to 4.3), which has no error class for it.
 _DATA_LOSS = re.compile(r"Some data may have been lost because they are not available(?s:.*?)\nReason: ([^\n]+)")
 #: Data loss by a deleted or recreated topic: the retry compares topic ids and checkpoint (`check_topics`).
@@ -100,15 +95,10 @@ def _foreign_failure(class_name: str, text: str, summary: str) -> tuple[str, str
         return "TL-C74", problem, "Correct it in the bridge file; the columns are those of the line's source.", True
     cause = next((matches[-1] for matches in (pattern.findall(text) for pattern in _CAUSE_PATTERNS) if matches), "")
     lines = _TASK_PREFIX.sub("", text).splitlines()
-    first_line = next((line for line in lines if not _LINE_WITHOUT_TEXT.fullmatch(line)), class_name)
+    first_line = next((line for line in lines if not _LINE_WITHOUT_TEXT.fullmatch(line)), (*lines, class_name)[0])
     detail = f"{error[1]} {cause or error[2]}" if error else cause or first_line
     if error and error[1] == "JAVA_GATEWAY_EXITED":
         detail = NO_JVM
-    elif _PYTHON_ENDED.search(text):
-        detail = "a Python process of Spark has ended (killed, or out of memory)"
-    elif _EXECUTOR_LOST.search(text):
-        cause_text = f" ({_shorten(cause)})" if cause else ""
-        detail = f"an executor was lost during a batch{cause_text}, and its tasks are not repeated"
     return "TL-B01", f"{summary}: {_shorten(detail)}", "See the driver's log.", False
 
 
