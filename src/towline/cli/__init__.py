@@ -8,7 +8,6 @@ none of them and is fast; a command's dependencies are loaded when it is called,
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -51,10 +50,14 @@ COMMANDS = {
     "devstack": "",
 }
 
-#: Commands of the proof harness, which the product never imports.
-_PROOF_MODULES = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
 _LINE_COMMANDS = ("run", "reload", "pause", "resume", "restart", "reset", "retire")
-_MODULES = {**_PROOF_MODULES, **dict.fromkeys(_LINE_COMMANDS, "towline.cli.lines"), "schema": "towline.cli.check"}
+#: Modules of other names; those of the proof harness are never imported by the product.
+_MODULES = {
+    **dict.fromkeys(_LINE_COMMANDS, "towline.cli.lines"),
+    "schema": "towline.cli.check",
+    "demo": "towline_prove.cli.demo",
+    "devstack": "towline_prove.cli.devstack",
+}
 
 _USAGE = "towline COMMAND [OPTIONS]   messages between MQTT and Kafka, each accounted for"
 _EXAMPLE = """Example:  towline check bridge.toml && towline run bridge.toml
@@ -73,15 +76,18 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help", "help"):
-        rows = "\n".join(
-            f"  {command:<12}{text}" for command, text in COMMANDS.items() if text and _is_installed(command)
-        )
+        rows = "\n".join(f"  {command:<12}{text}" for command, text in COMMANDS.items() if text)
         sys.stdout.write(f"{_USAGE}\n\n{rows}\n\n{_EXAMPLE}\n")
         return 0
     if name == "--version":
         sys.stdout.write(f"towline {release()}\n")
         return 0
-    return _call_command(name, arguments[1:]) if _is_installed(name) else _unknown_command(name)
+    if name in COMMANDS:
+        return _call_command(name, arguments[1:])
+    hint = did_you_mean(name, COMMANDS, "See towline --help.")
+    kind = "option" if name.startswith("-") else "command"
+    _print_error(f'towline: there is no {kind} "{printable(name)}". {hint}   [TL-C01]')
+    return EXIT_CONFIG
 
 
 def _call_command(name: str, arguments: list[str]) -> int:
@@ -115,7 +121,7 @@ def _print_error(text: str) -> None:
 
 def _app(name: str) -> Any:
     """Return the typer application of a command: its module's ``app``, or one made from its function."""
-    module = importlib.import_module(_module_name(name))
+    module = importlib.import_module(_MODULES.get(name, f"towline.cli.{name}"))
     application = getattr(module, "app", None)
     if application is None:
         from towline.cli.screen import command_app  # noqa: PLC0415 - typer is loaded when it is needed
@@ -124,27 +130,3 @@ def _app(name: str) -> Any:
         text, example, example_text = (inspect.getdoc(command) or "").partition("Example:")
         application.command(help=text, epilog=f"{example}{example_text}")(command)
     return application
-
-
-def _is_installed(name: str) -> bool:
-    if name not in COMMANDS:
-        return False
-    package, _, _ = _module_name(name).partition(".")
-    return importlib.util.find_spec(package) is not None and importlib.util.find_spec(_module_name(name)) is not None
-
-
-def _module_name(name: str) -> str:
-    return _MODULES.get(name, f"towline.cli.{name}")
-
-
-def _unknown_command(name: str) -> int:
-    if name in _PROOF_MODULES:
-        _print_error(
-            f'towline: "{name}" comes with the package towline_prove, which is not installed here. '
-            "Install the whole wheel: pip install --force-reinstall towline   [TL-C01]"
-        )
-        return EXIT_CONFIG
-    hint = did_you_mean(name, filter(_is_installed, COMMANDS), "See towline --help.")
-    kind = "option" if name.startswith("-") else "command"
-    _print_error(f'towline: there is no {kind} "{printable(name)}". {hint}   [TL-C01]')
-    return EXIT_CONFIG

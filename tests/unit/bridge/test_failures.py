@@ -122,7 +122,7 @@ TEXTS = Path(__file__).parent / "spark_4_3_0"
         ("crashed", "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)."),
         (
             "executor_lost",
-            "ExecutorLostFailure (executor 0 exited caused by one of the running tasks) Reason: Command exited with code",
+            "ExecutorLostFailure (executor 0 exited caused by one of the running tasks) Reason: Command exited",
         ),
     ],
 )

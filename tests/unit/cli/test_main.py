@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import subprocess
 import sys
@@ -166,24 +165,9 @@ def test_nothing_ends_in_a_traceback(
     vars(module)["fake"] = fake
     monkeypatch.setitem(sys.modules, "towline.cli.fake", module)
     monkeypatch.setitem(COMMANDS, "fake", "fails")
-    monkeypatch.setattr("towline.cli._is_installed", lambda _name: True)
     assert ran(capsys, "fake") == (code, "", line)
 
 
 def test_marks_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
     assert terminal_text("▸ a → b ✓") == "> a > b +"
-
-
-def test_without_the_proof_harness_the_other_commands_are_there(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name.startswith("towline_prove") else find(name)
-    )
-    code, out, _ = ran(capsys, "--help")
-    assert (code, "  run " in out, "devstack" in out) == (0, True, False)
-    code, out, line = ran(capsys, "devstack")
-    assert (code, out) == (2, "")
-    assert line.startswith('towline: "devstack" comes with the package towline_prove')
