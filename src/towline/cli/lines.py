@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from towline.cli.screen import BridgeFile, LineName, MetricsAddress, is_terminal, load_bridge, print_lines
 
-if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge
-
 
 def run(
     file: BridgeFile = Path("bridge.toml"),
-    master: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Where Spark runs, as spark://HOST:7077, in place of [spark] master.",
-            show_default=False,
-        ),
-    ] = None,
     metrics: MetricsAddress = None,
 ) -> None:
     """Run the lines of a bridge file and show their account.
@@ -38,12 +27,9 @@ def run(
     from towline.bridge.runtime.supervisor import Supervisor  # noqa: PLC0415
     from towline.monitor.serving import metrics_endpoint  # noqa: PLC0415
 
-    def load_file() -> Bridge:
-        return load_bridge(file, master=master)
-
-    bridge = load_file()
+    bridge = load_bridge(file)
     with metrics_endpoint(bridge, metrics) as observe, make_screen(live=is_terminal()) as screen:
-        code = Supervisor(bridge, screen, observe, load_file).run()
+        code = Supervisor(bridge, screen, observe).run()
     raise typer.Exit(code)
 
 

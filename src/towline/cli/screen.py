@@ -42,11 +42,11 @@ def command_app(**settings: Any) -> typer.Typer:
     )
 
 
-def load_bridge(file: Path, **options: Any) -> Bridge:
-    """Load a bridge file as `towline.bridge.config.file.load`, with the same `options`; imported when called."""
+def load_bridge(file: Path) -> Bridge:
+    """Load a bridge file as `towline.bridge.config.file.load`, which is imported when called."""
     from towline.bridge.config.file import load  # noqa: PLC0415
 
-    return load(file, **options)
+    return load(file)
 
 
 def is_terminal() -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.lines.query import network_location
 from towline.bridge.runtime.session import (
@@ -59,13 +58,6 @@ def test_kafkas_secrets_dont_travel_for_a_downlink(tmp_path: Path, kafka: str) -
     assert "hunter2" not in said
     assert with_spark(tmp_path, 'master = "local[2]"', down).downlinks
     assert "TL-C142" not in mistakes(tmp_path, f'master = "{CLUSTER}"', secured)  # the sink reads the files there
-
-
-def test_the_command_line_names_another_master(tmp_path: Path) -> None:
-    text = f'{GOOD}\n[spark]\nmaster = "{CLUSTER}"\n'
-    assert parse(text, tmp_path / "bridge.toml", {}, master="local[3]").spark.master == "local[3]"
-    with pytest.raises(ConfigError, match=r"TL-C140"):
-        parse(GOOD, tmp_path / "bridge.toml", {}, master=CLUSTER)
 
 
 def test_a_secret_in_the_file_is_refused_and_one_in_a_file_is_taken(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ _GATEWAY_KEYS: Final = frozenset([*MqttSettings.model_fields, "ack_after", "list
 _LINGER_MS: Final = 20.0
 
 
-def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
-    """Read a bridge file; ``environ`` has the values of ``${NAME}``, ``master`` replaces Spark's in the file.
+def load(file: Path, environ: Mapping[str, str] | None = None) -> Bridge:
+    """Read a bridge file; ``environ`` has the values of ``${NAME}``.
 
     Raises:
         ConfigErrors: All errors of the first stage that finds any.
@@ -80,16 +80,12 @@ def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | 
     except OSError as error:
         reason = (error.strerror or "it can't be read").lower()
         raise ConfigError("TL-C10", str(file), reason, "Name a bridge file; towline init makes one.") from error
-    return parse(text, file, environ, master=master)
+    return parse(text, file, environ)
 
 
-def parse(text: str, file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
+def parse(text: str, file: Path, environ: Mapping[str, str] | None = None) -> Bridge:
     """Read the text of a bridge file; arguments and errors as in `load`."""
-    document = Document(text, file, environ)
-    spark = document.values.setdefault("spark", {})
-    if master is not None and isinstance(spark, dict):
-        spark["master"] = master
-    return _FileReader(document).read()
+    return _FileReader(Document(text, file, environ)).read()
 
 
 class _FileReader:

@@ -101,8 +101,7 @@ class SparkSection(SettingsModel):
     """The Spark session of the bridge.
 
     Attributes:
-        master: Where Spark runs, ``local[*]`` or a cluster (docs/spark.md#spark-cluster); ``towline run --master URL``
-            wins.
+        master: Where Spark runs, ``local[*]`` or a cluster (docs/spark.md#spark-cluster).
         secret_file: Holds the secret of ``spark.authenticate``, for a standalone cluster or Kubernetes; elsewhere Spark
             makes one by itself.
         ui: Whether Spark's web page is served (on loopback).

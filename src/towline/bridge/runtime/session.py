@@ -198,7 +198,7 @@ def check_master(master: str) -> None:
             return
     if unreachable_hosts:
         problem = f"no master answers at {', '.join(unreachable_hosts)}"
-        raise SetupError("TL-S34", "spark", problem, "Start it, or correct --master, or master in [spark].")
+        raise SetupError("TL-S34", "spark", problem, "Start it, or correct master in [spark].")
 
 
 def check_new_executors(spark: SparkSession, bridge: Bridge) -> int:

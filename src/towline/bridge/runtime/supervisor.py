@@ -62,15 +62,8 @@ def _has_terminal() -> bool:
 class Supervisor:
     """Supervisor of a bridge; `observe` gets its state before anything is started."""
 
-    def __init__(
-        self,
-        bridge: Bridge,
-        screen: Screen,
-        observe: Callable[[BridgeState], None] = lambda _: None,
-        read_file: Callable[[], Bridge] | None = None,
-    ) -> None:
+    def __init__(self, bridge: Bridge, screen: Screen, observe: Callable[[BridgeState], None] = lambda _: None) -> None:
         self._bridge = bridge
-        self._read_file = read_file or (lambda: load(bridge.file))
         self._screen = screen
         self._observe = observe
         self._interrupts = 0
@@ -130,7 +123,7 @@ class Supervisor:
                 self._driver.stop_line(line.name, str(source_error))
             self._gateways = {line.name: self._create_gateway(line) for line in bridge.lines}
             shared_parts = self._state, self._driver, self._gateways, self._create_gateway, self._spark_stopping
-            self._reloader = Reloader(file, bridge, lambda: _check_members(self._read_file()), *shared_parts)
+            self._reloader = Reloader(file, bridge, lambda: _check_members(load(file.file)), *shared_parts)
             self._driver.apply_pauses()
             self._on_second_interrupt = self._driver.kill
             for child in (*self._gateways.values(), self._kafka, self._driver):
