@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.request import ProxyHandler, build_opener
 
-from towline import files
 from towline.bridge.config.model import Bridge
 from towline.bridge.lines import identity, statuses
 from towline.bridge.lines.account import remark_text
 from towline.bridge.runtime import state
 from towline.bridge.runtime.screen import lag_text
-from towline.errors import ConfigError, GatewayError
+from towline.errors import ConfigError
 from towline.gateway.access import ClientAccess
 from towline.gateway.identity import MEMBERS_DIR
 from towline.mqtt.reasons import KEEP_SESSIONS_ADVICE
@@ -75,27 +71,6 @@ def collect_bridge_status(bridge: Bridge) -> dict[str, Any]:
         leftovers.append({"line": line.directory.name, "text": str(line.error), **counts})
     status = collect_status(bridge.state_dir, [*client_ids], client_ids)
     return {**status, "left": leftovers, "former_dead_letter_topics": identity.former_dead_letter_topics(bridge)}
-
-
-def fetch_status(url: str) -> dict[str, Any]:
-    """Return the status from a bridge's monitor or a proxy, as `collect_bridge_status`, with the URL under ``monitor``.
-
-    Raises:
-        ConfigError: TL-C205, not a URL of a monitor.
-        GatewayError: TL-B75, no bridge of this version answers there within 10 s.
-    """
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError("TL-C205", "--url", f'"{url}" is no URL of a monitor', 'Write "http://HOST:PORT".')
-    try:
-        with build_opener(ProxyHandler({})).open(f"{url.rstrip('/')}/lines", timeout=10) as response:
-            status: dict[str, Any] = {**json.loads(response.read(32 << 20)), "monitor": url}
-        render(status), exit_code(status)  # any server may have that port: check the answer's form
-    except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
-        cause = getattr(error, "reason", error if isinstance(error, OSError) else "what answers is something else")
-        reason = files.os_error_text(cause) if isinstance(cause, OSError) else str(cause)
-        remedy = "Is this [monitor] listen, or --metrics, of a bridge that runs, and of this version?"
-        raise GatewayError("TL-B75", url, f"no bridge's monitor answers ({reason})", remedy) from None
-    return status
 
 
 def exit_code(status: dict[str, Any]) -> int:
@@ -268,7 +243,6 @@ def render(status: dict[str, Any]) -> str:
         version_text = f"{status['version']} (revision {status['revision']})"
         version_text += "" if version_text == release() else f"; this command is {release()}"
         text_lines.append(f"  version   {version_text}")
-    text_lines += [f"  as its monitor says: {status['monitor']}"] if "monitor" in status else []
     text_lines += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
     if status["file_changed"]:
         problem = "has changed since it was read: the running version is the old one"
