@@ -1,7 +1,5 @@
 """A first bridge file: whatever is answered, it says that and is right, or the answer is refused."""
 
-# ruff: noqa: E501 - the messages are one line each, and pinned as such
-
 from __future__ import annotations
 
 import re
