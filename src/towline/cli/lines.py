@@ -56,7 +56,7 @@ def restart(file: BridgeFile, line: LineName) -> None:
 
 
 def pause(file: BridgeFile, line: LineName) -> None:
-    """Pause the query of a line until towline resume; its gateway keeps receiving or delivering.
+    """Pause the query of a line until towline resume; its gateway keeps receiving, and the output says how long it can.
 
     The pause survives restarts, and is possible while no bridge runs. Exit code 1 if the current batch takes longer
     than 30 s: the line is paused when the batch ends.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import secrets
 import time
@@ -25,6 +26,7 @@ from towline.doctor.inputs import (
 from towline.doctor.mosquitto import MosquittoConf, read_conf
 from towline.doctor.table import BROKEN, HOLDS, LIMITED, WARNS, Check, Finding, ProbeSkipped, Verdict, fact
 from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
+from towline.journal.recovery import read_session
 from towline.mqtt.events import Filter, PublishAcknowledged
 from towline.mqtt.filters import matches, without_share
 from towline.mqtt.versions import VERSION_NAMES
@@ -393,8 +395,8 @@ _SMALL_QUEUE_BYTES: Final = 64 << 20
 _SMALL_LOSS_S, _SMALL_LOSS = 60.0, 100
 #: Session Expiry Interval of a session without expiry.
 _NO_EXPIRY: Final = 0xFFFFFFFF
-#: The largest typical message of a sensor, in bytes.
-_SENSOR_MESSAGE_BYTES: Final = 64 << 10
+#: Default limit of a Kafka record in bytes; and the largest typical sensor message.
+_KAFKA_RECORD_BYTES, _SENSOR_MESSAGE_BYTES = 1 << 20, 64 << 10
 #: Error code of a subscription granted with a lower QoS (`towline.mqtt.handshake`).
 _LOWER_QOS_GRANTED: Final = "TL-M11"
 
@@ -634,13 +636,55 @@ def _check_window(broker: BrokerProbe) -> Iterator[Finding]:
     yield Finding(BROKEN if exactly_once else WARNS, evidence, limit, "Upgrade it (Mosquitto: 2.0.13 or newer).")
 
 
+def _check_order(broker: BrokerProbe) -> Iterator[Finding]:
+    """TL-D13: order of messages of one publisher on one topic [MQTT-4.6.0-5, -6]."""
+    if not broker.session_lines:
+        return
+    numbers = list(dict.fromkeys(broker.queue_probe.numbers))  # first occurrence only: a repeat may come later
+    reordered_count = sum(following < previous for previous, following in itertools.pairwise(numbers))
+    if not reordered_count:
+        yield Finding(HOLDS, f"{queue_text(len(numbers), None)} queued for an offline session arrived in order")
+        return
+    evidence = f"of {len(numbers):,} queued messages {reordered_count:,} arrived after a later one"
+    limit = "an offline session reconnects"
+    yield Finding(WARNS, evidence, limit, "Sort by a field of the payload, or use a broker that preserves order.")
+
+
 def _check_size(broker: BrokerProbe) -> Iterator[Finding]:
-    """TL-D17: largest message, as set in the broker's file; a lower limit for clients is in its CONNACK."""
-    if size_limit := _conf_number(broker.conf, "message_size_limit"):
+    """TL-D17: largest message, as announced by the broker or set in its file."""
+    packet_limit, size_limit = broker.connack.max_packet_size, _conf_number(broker.conf, "message_size_limit")
+    downlinks = [gateway.line for gateway in broker.target.gateways if isinstance(gateway.line, Downlink)]
+    evidence = "" if packet_limit is None else f"the broker announces Maximum Packet Size {packet_limit:,}"
+    if size_limit:
         evidence = f"message_size_limit is {size_limit:,}: larger MQTT 3.x messages are acknowledged and dropped"
         remedy = "Raise message_size_limit at the broker, or set it to 0; only MQTT 5 publishers get an error."
         verdict = WARNS if size_limit < _SENSOR_MESSAGE_BYTES else LIMITED
         yield Finding(verdict, evidence, f"a message of {size_limit:,} bytes", remedy)
+    elif packet_limit is not None and packet_limit < _KAFKA_RECORD_BYTES and downlinks:
+        line_stops = any(not line.dead_letter_topic for line in downlinks)
+        evidence += f", a record of Kafka may have {_KAFKA_RECORD_BYTES:,}; "
+        evidence += "the line stops there" if line_stops else "it becomes a dead letter"
+        remedy = "Raise max_packet_size at the broker, or give the line a dead_letter_topic."
+        limit = f"a record becomes a packet of more than {packet_limit:,} bytes"
+        yield Finding(WARNS if line_stops else LIMITED, evidence, limit, remedy)
+    elif packet_limit is not None:
+        yield Finding(LIMITED, evidence, f"a message of {packet_limit:,} bytes")
+    elif broker.conf is None:
+        evidence = "the broker announces no limit; an unannounced limit is not visible to a client"
+        limit = "message_size_limit is set: larger messages are dropped"
+        yield Finding(LIMITED, evidence, limit, "--mosquitto-conf FILE shows it.")
+    else:
+        yield Finding(HOLDS, "no limit is announced, and none is set")
+
+
+def _check_first_start(broker: BrokerProbe) -> Iterator[Finding]:
+    """TL-D23: no queue before the first start: a broker queues only for a known session."""
+    for line, gateway in broker.uplinks.items():
+        if not read_session(gateway.settings.inbox_dir).get("established"):
+            evidence = f"{broker.target.endpoint} queues nothing for it before: messages published until then are not "
+            evidence += "in Kafka, except retained ones"
+            remedy = "Start the line before its publishers."
+            yield Finding(LIMITED, evidence, "the line has been started once", remedy, line)
 
 
 CHECKS: Final = (
@@ -653,5 +697,7 @@ CHECKS: Final = (
     Check("TL-D09", "QoS 2", _check_qos_2),
     Check("TL-D10", "right to read", _check_rights),
     Check("TL-D12", "window", _check_window),
+    Check("TL-D13", "order", _check_order),
     Check("TL-D17", "size of a message", _check_size),
+    Check("TL-D23", "first start", _check_first_start),
 )

@@ -1,4 +1,4 @@
-"""Checks of Kafka: replicas, in-sync replicas, transactions, retention, compaction, ACLs. Pure."""
+"""Checks of Kafka: replicas, in-sync replicas, transactions, sizes, retention, compaction, ACLs. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from towline.bridge.config.model import Uplink
 from towline.doctor.cluster import TRANSACTION_TOPIC, ClusterProbe, TopicRole, TopicState, TopicUse
-from towline.doctor.table import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, Check, Finding, names_text
+from towline.doctor.table import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, Check, Finding, bytes_text, names_text
 from towline.errors import ConfigError, KafkaError
+from towline.guarantee import policy
+from towline.kafka.clientconfig import max_message_bytes
 from towline.kafka.faults import ErrorKind, is_kind
 from towline.text import duration_text
 
@@ -17,6 +20,8 @@ from towline.text import duration_text
 _BROKER_ADDRESS: Final = re.compile(r"(?P<address>\S+:\d+)/(?P<id>\d+): (?P<reason>.+)")
 #: Replicas that tolerate the loss of one broker while another is down.
 _SAFE_REPLICAS: Final = 3
+#: Bytes of a record besides its payload.
+_RECORD_OVERHEAD = 1024
 #: A day, and a retention that counts as unlimited (Kafka's own is 292 million years).
 _DAY_MS, _UNLIMITED_MS = 86_400_000, 3650 * 86_400_000
 #: Minimum retention by role, and the outage it covers: a consumer may be down for a lunch break; dead letters and a
@@ -224,6 +229,33 @@ def _check_transactions(cluster: ClusterProbe) -> Iterator[Finding]:
         yield Finding(HOLDS, f"{names_text(writer.line for writer, _ in attempts)} began a transaction; {timeouts}")
 
 
+def _check_record_size(cluster: ClusterProbe) -> Iterator[Finding]:
+    """TL-D33: largest message that fits into a record."""
+    client_limit = max_message_bytes(cluster.inputs.bridge.kafka.client_settings())
+    for line in cluster.inputs.bridge.uplinks:
+        names = {use.name for use in cluster.topic_uses if use.line == line.name and use.role is TopicRole.RECORDS}
+        topics = [topic for name, topic in cluster.topics.items() if name in names]
+        sizes = [(topic.int_setting("max.message.bytes"), topic.name) for topic in topics]
+        limits = [(size, f"max.message.bytes = {size:,} of {name}") for size, name in sizes if size is not None]
+        if limits:
+            limits.append((client_limit, f"message.max.bytes = {client_limit:,} in [kafka] settings"))
+            yield _size_finding(line, *min(limits))
+
+
+def _size_finding(line: Uplink, record_bytes: int, record_limit: str) -> Finding:
+    packet_bytes = line.gateway.max_packet_bytes
+    evidence = f"{record_limit}; max_packet_bytes = {packet_bytes:,} in [mqtt]"
+    limit = f"a message of more than {bytes_text(record_bytes - _RECORD_OVERHEAD)}"
+    if packet_bytes <= record_bytes - _RECORD_OVERHEAD:
+        return Finding(HOLDS, evidence, line=line.name)
+    if not policy(line.guarantee).replays_batches:
+        return Finding(LIMITED, evidence, f"{limit}, which is dropped", line=line.name)
+    if line.dead_letter_topic:
+        return Finding(LIMITED, evidence, f"{limit}, which becomes a dead letter, in parts", line=line.name)
+    remedy = "Give the line a dead_letter_topic; or raise max.message.bytes, and message.max.bytes in [kafka] settings."
+    return Finding(WARNS, evidence, f"{limit}: it stops the line until an operator acts", remedy, line.name)
+
+
 def _check_retention(cluster: ClusterProbe) -> Iterator[Finding]:
     """TL-D34: retention of records against the expected outage of their reader."""
     yield from _merge_topics(cluster, ((use.name, _retention_finding(cluster, use)) for use in cluster.topic_uses))
@@ -339,6 +371,7 @@ CHECKS: Final = (
     Check("TL-D28", "in-sync replicas", _check_in_sync),
     Check("TL-D30", "unclean leader election", _check_unclean_election),
     Check("TL-D31", "transactions", _check_transactions),
+    Check("TL-D33", "large messages", _check_record_size),
     Check("TL-D34", "retention", _check_retention),
     Check("TL-D38", "compaction", _check_compaction),
     Check("TL-D39", "rights", _check_rights),

@@ -1,12 +1,13 @@
-"""Checks of this machine: disk of the state directories, clock, Java and PySpark.
+"""Checks of this machine: disk of the state directories, clock, memory, Java and PySpark.
 
-Linux: statvfs(3), adjtimex(2), proc(5). Facts that another system lacks are unknown [I19].
+Linux: statvfs(3), adjtimex(2), proc(5), cgroups of version 2. Facts that another system lacks are unknown [I19].
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,8 @@ from typing import Final
 import psutil
 
 from towline import files
-from towline.bridge.config.model import Uplink
+from towline.bridge.config.model import Bridge, Uplink
+from towline.bridge.config.tables import DEFAULT_BATCH_BYTES
 from towline.bridge.lines.identity import removed_lines
 from towline.doctor.inputs import PROBE_PREFIX, Inputs, LineLoad
 from towline.doctor.table import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, Check, Finding, bytes_text, fact, names_text
@@ -53,7 +55,14 @@ _CHUNKS_PER_S: Final = 330
 _OTHER_DISK: Final = "Put state_dir on another disk; docs/scaling.md#sizing has the room that a load needs."
 #: Bit of ``status`` in adjtimex(2): the clock is not synchronised.
 _STA_UNSYNC: Final = 0x0040
+_MB: Final = 1_000_000
+#: Memory of bridge and driver Python, a gateway, a further line in Spark, the first line's Python workers, and of a
+#: JVM beside its heap (docs/benchmarks.md).
+_BRIDGE, _GATEWAY, _LINE, _WORKERS, _JVM_OVERHEAD = 222 * _MB, 120 * _MB, 111 * _MB, 450 * _MB, 400 * _MB
 _PYSPARK_REMEDY: Final = 'Install a tested version: pip install "towline[spark]"'
+#: Default of spark.driver.memory.
+_DEFAULT_HEAP_BYTES: Final = 1 << 30
+_UNIT_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +152,22 @@ def measure_syncs(directory: Path, sync: Callable[[int], None] = os.fdatasync) -
     return sorted(durations_s)
 
 
+def host_memory(root: Path = Path("/")) -> tuple[int, int]:
+    """Return total and available bytes of memory, within the cgroups of this process."""
+    meminfo = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+    total, available = (int(meminfo[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        cgroups = (root / "proc/self/cgroup").read_text().splitlines()
+        cgroup_line = next(line for line in cgroups if line.startswith("0::"))
+        cgroup = root / "sys/fs/cgroup" / cgroup_line.removeprefix("0::").strip("/")
+        for directory in (cgroup, *cgroup.parents):  # the lowest limit of this group and its parents counts
+            file = directory / "memory.max"
+            if file.exists() and (text := file.read_text().strip()) != "max":
+                used_bytes = int((directory / "memory.current").read_text())
+                total, available = min(total, int(text)), min(available, max(0, int(text) - used_bytes))
+    return total, available
+
+
 def clock_synchronised() -> bool | None:
     """Return whether NTP or PTP disciplines this machine's clock, by adjtimex(2); None if unknown."""
     buffer = ctypes.create_string_buffer(512)  # struct timex has at most 208 bytes
@@ -171,6 +196,7 @@ class MachineProbe:
             directories.setdefault(file_system.device, []).append((state_dir, file_system))
         return list(directories.values())
 
+    memory = fact(lambda _machine: host_memory())
     clock_synchronised = fact(lambda _machine: clock_synchronised())
 
 
@@ -300,6 +326,40 @@ def _check_clock(machine: MachineProbe) -> Iterator[Finding]:
         yield Finding(WARNS, "nothing synchronises this machine's clock (adjtimex: STA_UNSYNC)", limit, remedy)
 
 
+def _check_memory(machine: MachineProbe) -> Iterator[Finding]:
+    """TL-D47: memory against the needs of Spark, its workers and the gateways."""
+    (total, available), (heap, spark, gateways) = machine.memory, _needed_memory(machine.inputs.bridge)
+    needed_bytes = heap + spark + gateways + _BRIDGE
+    evidence = f"there are {bytes_text(total)} of memory, {bytes_text(available)} available; the bridge needs some "
+    evidence += f"{bytes_text(needed_bytes)}: {bytes_text(heap)} heap of Spark, {bytes_text(spark)} beside it, "
+    evidence += f"{bytes_text(gateways)} gateways"
+    if needed_bytes <= available:
+        yield Finding(HOLDS, evidence)
+        return
+    limit = "other processes keep their memory: OOM kill of one"
+    if needed_bytes > total:
+        limit = "Spark is under load: OOM kill, restart loop"
+    remedy = "Lower spark.driver.memory in [spark.conf] or max_bytes_per_trigger, or add memory."
+    yield Finding(WARNS, evidence, limit, remedy)
+
+
+def _needed_memory(bridge: Bridge) -> tuple[int, int, int]:
+    """Return the bytes needed here: Spark heap, other memory of Spark, gateways."""
+    from towline.spark.session import is_cluster  # noqa: PLC0415 - PySpark may be missing, which TL-D49 reports
+
+    gateway_count = sum(len(line.all_gateways) for line in bridge.lines)
+    # A batch may be in memory twice before the sink; the measured figures include one of 64 MiB.
+    batch_bytes = sum(2 * max(0, line.max_bytes_per_trigger - DEFAULT_BATCH_BYTES) for line in bridge.uplinks)
+    spark_bytes = _WORKERS + _LINE * (len(bridge.lines) - 1) + batch_bytes
+    if is_cluster(bridge.spark.master):
+        spark_bytes = 0
+    # ``2g``, ``512m``; a number alone is MiB [Spark: JavaUtils.byteStringAsMb].
+    heap_text = str(bridge.spark.conf.get("spark.driver.memory") or "").lower()
+    match = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)b?\s*", heap_text)
+    heap_bytes = int(match[1]) * _UNIT_BYTES[match[2] or "m"] if match else _DEFAULT_HEAP_BYTES
+    return heap_bytes, _JVM_OVERHEAD + spark_bytes, _GATEWAY * gateway_count
+
+
 def _check_spark(_machine: MachineProbe) -> Iterator[Finding]:
     """TL-D49: a tested PySpark, and a Java that it runs on."""
     try:
@@ -320,5 +380,6 @@ CHECKS: Final = (
     Check("TL-D43", "room without Kafka", _check_room),
     Check("TL-D42", "durable writes", _check_syncs),
     Check("TL-D46", "clock", _check_clock),
+    Check("TL-D47", "memory", _check_memory),
     Check("TL-D49", "Java and PySpark", _check_spark),
 )

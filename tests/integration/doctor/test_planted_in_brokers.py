@@ -24,8 +24,8 @@ from towline_prove.devstack.secured import certificates
 pytestmark = pytest.mark.broker
 
 #: Rows that can't be asked where no probe is let through, or nobody is met.
-PROBED = {"TL-D03", "TL-D05", "TL-D11", "TL-D12"}
-UNMET = PROBED | {"TL-D04", "TL-D09", "TL-D10"}
+PROBED = {"TL-D03", "TL-D05", "TL-D11", "TL-D12", "TL-D13"}
+UNMET = PROBED | {"TL-D04", "TL-D09", "TL-D10", "TL-D17"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ PLANTED = {
     "probes-forbidden": Planted(
         "TL-D11", {"acl_file": "topic read telemetry/#\n"}, UNKNOWN, "not probed: ", unknown=PROBED
     ),
+    "small-packets": Planted("TL-D17", {"max_packet_size": "9000"}, WARNS, "more than 9,000 bytes", DOWN),
     "tls-port": Planted("TL-D02", {"certfile": ""}, BROKEN, "That is mqtts://127.0.0.1:", unknown=UNMET),
     "wrong-password": Planted("TL-D02", {"password_file": ""}, BROKEN, "not authorized", unknown=UNMET),
     "nobody-there": Planted("TL-D02", {"port": "nobody"}, BROKEN, "TL-M01", unknown=UNMET),

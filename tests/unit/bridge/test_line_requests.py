@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,9 @@ def ran_by(bridge: Bridge, name: str, *, pausing: bool = True) -> str:
     return apply_pause(bridge, name, pausing=pausing, timeout_s=0.3)
 
 
-def test_who_pauses_is_told_when_it_has_taken_effect(tmp_path: Path) -> None:
-    bridge = read(GOOD, tmp_path)
+def test_who_pauses_is_told_what_becomes_of_messages(tmp_path: Path) -> None:
+    down = '[[downlink]]\nname = "back"\nfrom = "commands"\ntopic = "c/{key}"\n'
+    bridge = read(GOOD + down, tmp_path)
     name = bridge.uplinks[0].name
     nobody = f'line "{name}": {{}}; no bridge runs, and the next start keeps this'
     assert ran_by(bridge, name) == nobody.format("paused")
@@ -71,8 +73,19 @@ def test_who_pauses_is_told_when_it_has_taken_effect(tmp_path: Path) -> None:
     with pytest.raises(GatewayError, match=r"not paused after 0 s: its query is running. It takes effect when.*TL-B66"):
         ran_by(bridge, name)
     assert read_pause(bridge.state_dir / name), "it is asked for"
-    told(bridge, name, query="paused")
-    assert ran_by(bridge, name) == f'line "{name}": paused; its gateway continues'
+    measured = {"inbox": {"room_left": 3_600_000_000, "bytes_waiting": 40_000}}
+    status = {"witnesses": 1, "ack_after": "journal", "waiting": 40, "measured": measured}
+    told(bridge, name, query="paused", status=status)
+    assert ran_by(bridge, name) == f'line "{name}": paused: receiving continues, with disk space for 3.6 GB'
+    file = bridge.state_dir / "bridge.json"
+    state = json.loads(file.read_text())
+    state["lines"][name]["rate_in"] = 100.0
+    file.write_text(json.dumps(state))
+    assert ran_by(bridge, name).endswith("GB; at 100 messages/s this lasts 10 h")
+    told(bridge, name, query="paused", status={**status, "ack_after": "kafka"})
+    assert ran_by(bridge, name).endswith("are not acknowledged, and stay in the broker's queue")
+    told(bridge, "back", query="paused")
+    assert ran_by(bridge, "back").endswith("the outbox is delivered, and new records stay in Kafka")
     told(bridge, name, query="starting")
     assert ran_by(bridge, name, pausing=False) == f'line "{name}": resumed'
     with pytest.raises(ConfigError, match="TL-C73"):

@@ -15,7 +15,7 @@ from mqtt5 import ConnAckPacket
 from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, SOUND_CONF, UNKNOWN, WARNS, broker_of, rows, wrong
 from towline.doctor.broker import CHECKS, QueueProbe, probe_topic
-from towline.doctor.inputs import LineLoad, topic_filters
+from towline.doctor.inputs import LineLoad, broker_targets, topic_filters
 from towline.doctor.table import Verdict
 from towline.errors import BrokerRefused
 from towline.journal import Journal
@@ -89,7 +89,7 @@ def test_where_a_session_cannot_be_known_no_probe_is_sent(tmp_path: Path) -> Non
     [segment] = (place / "inbox").glob("*.seg")
     segment.write_bytes(segment.read_bytes()[:100])
     found = {code: row for code, row in rows(CHECKS, one).items() if "not probed" in row.evidence}
-    assert set(found) == {"TL-D03", "TL-D05", "TL-D11", "TL-D12"}
+    assert set(found) == {"TL-D03", "TL-D05", "TL-D11", "TL-D12", "TL-D13"}
     assert all(row.verdict is UNKNOWN for row in found.values())
     assert all("TL-J05" in row.evidence and "as the user of the bridge" in row.remedy for row in found.values())
 
@@ -155,8 +155,14 @@ CASES: list[tuple[str, Verdict, str, dict[str, Any]]] = [
     ("TL-D12", BROKEN, "20 received unacknowledged", {"lines": UP_2, "window_counts": (20, 20)}),
     ("TL-D12", WARNS, "", {"window_counts": (10, 12)}),
     ("TL-D12", LIMITED, "max_inflight_messages is 20", {"level": 4}),
+    ("TL-D13", WARNS, "", {"queue_probe": kept([0, 2, 1, 3])}),
+    ("TL-D13", HOLDS, "", {"queue_probe": kept([0, 1, 2, 1, 2, 3])}),  # a repeat is not out of order
+    ("TL-D17", LIMITED, "", {"conf": None}),
     ("TL-D17", LIMITED, "", {"conf": "message_size_limit 100000"}),
     ("TL-D17", WARNS, "acknowledged and dropped", {"conf": "message_size_limit 1000"}),
+    ("TL-D17", LIMITED, "", announcing(max_packet_size=9000)),
+    ("TL-D17", LIMITED, "dead", {"lines": f'{DOWN}dead_letter_topic = "d"\n', **announcing(max_packet_size=9000)}),
+    ("TL-D17", LIMITED, "", {"lines": DOWN, **announcing(max_packet_size=2_000_000)}),
 ]
 
 
@@ -180,4 +186,20 @@ def test_who_may_write_where_the_broker_saves(tmp_path: Path) -> None:
 
 def test_lines_that_need_no_session_are_told_nothing_of_it(tmp_path: Path) -> None:
     found = rows(CHECKS, broker_of(tmp_path, UP.replace("at_least_once", "at_most_once")))
-    assert {"TL-D03", "TL-D04", "TL-D05", "TL-D07"}.isdisjoint(found)
+    assert {"TL-D03", "TL-D04", "TL-D05", "TL-D07", "TL-D13", "TL-D23"}.isdisjoint(found)
+
+
+def test_a_first_start_is_told_until_a_broker_has_taken_the_line_in(tmp_path: Path) -> None:
+    one = broker_of(tmp_path)
+    assert rows(CHECKS, one)["TL-D23"].verdict is LIMITED
+    with journal_at(one.target.settings.state_dir, established=False) as journal:
+        assert rows(CHECKS, one)["TL-D23"].verdict is LIMITED  # no broker has answered yet
+        journal.set_session(asdict(SessionRecord("c", established=True)))
+    assert "TL-D23" not in rows(CHECKS, one)
+
+
+def test_each_way_to_a_broker_is_examined_once(tmp_path: Path) -> None:
+    [target] = broker_targets(bridge_of(tmp_path / "1", "mqtt://127.0.0.1", UP + DOWN))
+    assert ([*target.by_line], target.line_names) == (["commands", "telemetry"], "")
+    targets = broker_targets(bridge_of(tmp_path / "2", "mqtt://127.0.0.1,mqtt://127.0.0.2"))
+    assert [target.line_names for target in targets] == ["telemetry", "telemetry"]

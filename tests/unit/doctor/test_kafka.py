@@ -172,6 +172,7 @@ def test_records_stay_until_the_nearer_limit(
 @pytest.mark.parametrize(
     ("old", "new", "policy", "expected"),
     [
+        (GUARANTEE, f"{GUARANTEE}\ndead_letter_topic = false", "delete", ("TL-D33", WARNS)),
         (GUARANTEE, f"{GUARANTEE}\nparallelism = 3", "delete", ("TL-D38", BROKEN)),
         ('key = "{device}"\n', "", "compact", ("TL-D38", BROKEN)),
     ],

@@ -1,4 +1,4 @@
-"""Room, syncs, clock, Java and PySpark: what is made of the figures, and how they are read."""
+"""Room, syncs, clock, memory, Java and PySpark: what is made of the figures, and how they are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from tests.engines.planting import bridge_case
 from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, rows
 from towline.doctor import machine
 from towline.doctor.inputs import LineLoad
-from towline.doctor.machine import CHECKS, FileSystem, MachineProbe, StateDir
+from towline.doctor.machine import (
+    CHECKS,
+    FileSystem,
+    MachineProbe,
+    StateDir,
+    host_memory,
+)
 from towline.doctor.table import Finding, Verdict
 from towline.spark import session
 from towline.text import duration_text
@@ -43,7 +49,7 @@ def seen(
 ) -> dict[str, Finding]:
     """The rows of a machine with one file system."""
     one = MachineProbe(bridge_case(tmp_path, "b", "k:9092", change))
-    sound = {"file_systems": [place], "clock_synchronised": True}
+    sound = {"file_systems": [place], "memory": (64 << 30, 60 << 30), "clock_synchronised": True}
     vars(one).update({**sound, **facts})
     return rows([check for check in CHECKS if check.code != "TL-D42"], one)
 
@@ -105,7 +111,7 @@ def test_a_disk_that_fails_is_no_place(tmp_path: Path, monkeypatch: pytest.Monke
     assert (found.verdict, "input/output error" in found.evidence) == (BROKEN, True)
 
 
-#: Code, verdict, and what is otherwise than on a sound machine: file system, state directory, servers.
+#: Code, verdict, and what is otherwise than on a sound machine: file system, state directory, servers, memory.
 CASES: list[tuple[str, Verdict, dict[str, Any]]] = [
     ("TL-D44", HOLDS, {"fs_type": "ext4"}),
     ("TL-D44", BROKEN, {"fs_type": "tmpfs"}),
@@ -128,17 +134,46 @@ CASES: list[tuple[str, Verdict, dict[str, Any]]] = [
     ("TL-D46", UNKNOWN, {"clock_synchronised": None}),
     ("TL-D46", HOLDS, {"clock_synchronised": False, "servers": "127.0.0.1:9092,localhost:9093,[::1]:9094"}),
     ("TL-D46", WARNS, {"clock_synchronised": False, "servers": "127.0.0.1:9092,k:9092"}),
+    ("TL-D47", WARNS, {"memory": (64 << 30, 1 << 30)}),
+    ("TL-D47", WARNS, {"memory": (1 << 30, 1 << 30)}),
+    ("TL-D47", WARNS, {"heap": "90g"}),
+    ("TL-D47", WARNS, {"heap": "90000"}),  # a number alone is MiB
+    ("TL-D47", HOLDS, {"heap": "900"}),
 ]
 
 
 @pytest.mark.parametrize(("code", "verdict", "changes"), CASES)
 def test_what_is_found(tmp_path: Path, code: str, verdict: Verdict, changes: dict[str, Any]) -> None:
     facts = dict(changes)
-    servers = facts.pop("servers", "k:9092")
+    heap, servers = facts.pop("heap", "1g"), facts.pop("servers", "k:9092")
     spot = StateDir("up", HERE, min_free_bytes=512 << 20, max_bytes=facts.pop("max_bytes", None))
-    known = {name: facts.pop(name) for name in ("clock_synchronised",) if name in facts}
-    place = [(spot, FileSystem(**{**SOUND, **facts}))]
-    assert seen(tmp_path, place, lambda text: text.replace("SERVERS", servers), **known)[code].verdict is verdict
+    known = {name: facts.pop(name) for name in ("clock_synchronised", "memory") if name in facts}
+
+    def change(text: str) -> str:
+        text = text.replace('"local[2]"', f'"local[2]", conf = {{ "spark.driver.memory" = "{heap}" }}')
+        return text.replace("SERVERS", servers)
+
+    assert seen(tmp_path, [(spot, FileSystem(**{**SOUND, **facts}))], change, **known)[code].verdict is verdict
+
+
+def written(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_memory_is_that_of_the_tightest_cgroup(tmp_path: Path) -> None:
+    written(tmp_path, proc__meminfo="MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 800 kB\n")
+    assert host_memory(tmp_path) == (1_024_000, 819_200)
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/towline.service\n")
+    group = tmp_path / "sys/fs/cgroup/system.slice"
+    for place, limit, used in ((group, "512000", "500000"), (group / "towline.service", "max", "0")):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "memory.max").write_text(f"{limit}\n")
+        (place / "memory.current").write_text(f"{used}\n")
+    assert host_memory(tmp_path) == (512_000, 12_000)
 
 
 @pytest.mark.parametrize(

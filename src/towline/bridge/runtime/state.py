@@ -30,7 +30,9 @@ from towline.errors import ConfigError, GatewayError, JournalError
 from towline.files import user_name
 from towline.gateway.endpoint import not_allowed_error, read_state_file
 from towline.gateway.launch import prepare_state_dir
+from towline.guarantee import AckAfter
 from towline.processes import ProcessIdentity
+from towline.text import duration_text
 from towline.timing import BATCH_BUCKETS, Histogram, RateMeter, poll_until
 from towline.version import revision, version
 
@@ -340,13 +342,28 @@ def apply_pause(bridge: Bridge, name: str, *, pausing: bool, timeout_s: float = 
     deadline = time.monotonic() + timeout_s
     while is_bridge_alive(state := read_state(bridge.state_dir) or {}) and (view := state["lines"].get(name)):
         if (view["query"] == PAUSED) is pausing:
-            return f'line "{name}": {state_text}{"; its gateway continues" if pausing else ""}'
+            return f'line "{name}": {state_text}{_pause_effect(view) if pausing else ""}'
         if time.monotonic() >= deadline:
             problem = f"it is not {state_text} after {timeout_s:.0f} s: its query is {view['query']}"
             remedy = "It takes effect when its batch ends; towline status shows it."
             raise GatewayError("TL-B66", f'line "{name}"', problem, remedy)
         time.sleep(0.1)
     return f'line "{name}": {state_text}; no bridge runs, and the next start keeps this'
+
+
+def _pause_effect(view: Mapping[str, Any]) -> str:
+    """Return what happens to messages while a line is paused, and for how long the disk has room."""
+    if view["direction"] == "down":
+        return ": the outbox is delivered, and new records stay in Kafka"
+    gateway, rate = view["gateway"], view.get("rate_in") or 0.0
+    if gateway.get("ack_after") == AckAfter.KAFKA:
+        return ": new messages are not acknowledged, and stay in the broker's queue"
+    inbox = (gateway.get("measured") or {}).get("inbox") or {}
+    if (room_bytes := inbox.get("room_left")) is None:
+        return ": receiving continues"
+    bytes_per_s = rate * inbox["bytes_waiting"] / (gateway.get("waiting") or 1)
+    lasts = f"; at {rate:,.0f} messages/s this lasts {duration_text(room_bytes / bytes_per_s)}" if bytes_per_s else ""
+    return f": receiving continues, with disk space for {room_bytes / 1e9:,.1f} GB{lasts}"
 
 
 def _write_request(file: Path, text: str | None) -> None:
