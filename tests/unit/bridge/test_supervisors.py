@@ -48,7 +48,7 @@ def state(tmp_path: Path) -> BridgeState:
 class Failing(ChildSupervisor):
     """A part whose first run fails."""
 
-    part, location = "the part", "here"
+    location = "here"
 
     def __init__(self, state: BridgeState, stopping: threading.Event, error: Exception) -> None:
         super().__init__("part", state, stopping, 0.0)

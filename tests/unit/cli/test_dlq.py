@@ -33,6 +33,11 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert err.count("\n") == 1
 
 
+def test_a_reason_is_one_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = ran(capsys, "dlq", "show", "--reason", "too_larg")
+    assert (code, "'too_large'" in err) == (2, True)
+
+
 def fake_topic(name: str, **methods: Any) -> SimpleNamespace:
     return SimpleNamespace(topic=name, is_missing=False, unknown_sources=Counter(), unreadable_records=0, **methods)
 

@@ -66,8 +66,7 @@ class ChildSupervisor(threading.Thread, ABC):
     It reports to `state`, ends when `stopping` is set, and pauses up to `longest_pause_s` seconds between failed runs.
     """
 
-    #: Name of the part, and its location in error messages.
-    part = ""
+    #: Name of the part in error messages.
     location = ""
 
     def __init__(self, name: str, state: BridgeState, stopping: threading.Event, longest_pause_s: float) -> None:
@@ -86,7 +85,7 @@ class ChildSupervisor(threading.Thread, ABC):
             except TowlineError as error:
                 self._handle_failure(error)
             except OSError as error:
-                self._handle_failure(start_error(self.location, self.part, error))
+                self._handle_failure(start_error(self.location, error))
             except Exception as error:  # noqa: BLE001 - reported, and retried
                 self._handle_failure(unexpected_error(self.location, error))
 
@@ -104,10 +103,10 @@ class ChildSupervisor(threading.Thread, ABC):
         """Report the error that ended a run, and pause."""
 
 
-def start_error(location: str, part: str, error: OSError) -> GatewayError:
+def start_error(location: str, error: OSError) -> GatewayError:
     """Return TL-B32 for a process that can't be started: no memory, processes or file handles; it is retried."""
     remedy = "It is retried: free disk space, memory, processes or open files (ulimit)."
-    return GatewayError("TL-B32", location, f"{part} can't be started ({error.strerror or error})", remedy)
+    return GatewayError("TL-B32", location, f"a process can't be started ({error.strerror or error})", remedy)
 
 
 def unexpected_error(location: str, error: BaseException | None = None) -> GatewayError:
@@ -130,7 +129,6 @@ _OUTAGE_EFFECT: Final = 'messages are still received and wait on disk, with ack_
 class KafkaSupervisor(ChildSupervisor):
     """Supervisor of the connection to Kafka: queries start after its first answer, then it is polled."""
 
-    part = "Kafka's client"
     location = "kafka"
 
     def __init__(self, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
@@ -231,8 +229,6 @@ _REMINDER_S: Final = 60.0
 
 class GatewaySupervisor(ChildSupervisor):
     """Supervisor of a line's gateway, with its status and account; remote gateways are only polled, never ended."""
-
-    part = "the gateway"
 
     def __init__(self, line: AnyLine, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
         super().__init__(f"gateway {line.name}", state, stopping, 15.0)
@@ -433,7 +429,6 @@ _DRIVER_TIMEOUT_S: Final = 120.0
 class DriverSupervisor(ChildSupervisor):
     """Supervisor of the Spark driver process: sends its commands and handles its reports."""
 
-    part = "Spark's driver"
     location = "spark"
     command: Sequence[str] = (sys.executable, "-m", "towline.bridge.runtime.driver")
 
