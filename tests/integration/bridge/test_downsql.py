@@ -86,7 +86,7 @@ def test_a_refused_record_is_a_dead_letter_and_a_failure_notice(spark: SparkSess
     headers = [("keeper", b"\xff"), ("exact", None), ("id", b"7"), ("exactly", b"")]
     records = [record(key, headers=headers) for key in (b"ok", b"bad", b"odd", b"+", b"mute")]
     odd, refused = "the SQL of reject raised an error on it", "no such device"
-    topic = "MQTT takes no such topic: empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000"
+    topic = "MQTT takes no such topic: empty, no UTF-8, over 65,535 bytes, +, # or U+0000"
     rows, letters = down(spark, downlink, *records, record(b"bad"))
     assert [row[FAULT] for row in rows] == [None, refused, odd, topic, None, refused]
     assert [topic for topic, *_ in letters] == [*["dead"] * 4, *["answers.t"] * 3]
