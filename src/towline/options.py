@@ -268,12 +268,12 @@ def parse_host_port(text: str) -> tuple[str, int]:
 
 def parse_path(text: str) -> str:
     """Parse a path on this machine; ``~`` is the home directory, a relative path becomes absolute."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+    if not text or re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise ValueError("must be a path on a disk of this machine, not a URI")
     try:
         return str(Path(text).expanduser().absolute())
     except RuntimeError:
-        raise ValueError("it names the home of a user who is not known here") from None
+        raise ValueError("must be a path; it names the home of a user who is not known here") from None
 
 
 def parse_directory(text: str) -> str:

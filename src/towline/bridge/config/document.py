@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from towline.errors import ConfigError, ConfigErrors, did_you_mean, explanations
 from towline.net.endpoint import Endpoint
-from towline.options import parse_size
+from towline.options import parse_path, parse_size
 from towline.validation import requirement
 
 if TYPE_CHECKING:
@@ -395,10 +395,12 @@ class FileValues:
         if path[:2] == ("kafka", "settings"):  # a file of its client, or a directory of certificates
             name, remedy = ".".join(map(str, path[2:])), "Write the path relative to this file, or absolute."
             return self._existing_path(text, path, name, remedy) if key == "location" and text != "probe" else text
-        if len(path) < 2 or path[0] not in _TOWLINE_TABLES or not _FREE_TABLES.isdisjoint(path):
+        is_state_dir = path == ("state_dir",)
+        if not is_state_dir and (len(path) < 2 or path[0] not in _TOWLINE_TABLES or not _FREE_TABLES.isdisjoint(path)):
             return text
-        if path[-2] in ("gateways", "kafka_jars"):
-            return text if "://" in text or not text else str(self._absolute_path(text, path) or text)
+        if is_state_dir or path[-2] in ("gateways", "kafka_jars"):
+            is_address = path[0] == "uplink" and "://" in text
+            return text if is_address else str(self._absolute_path(text, path) or text)
         if "_bytes" in key:
             return self._size(text, path)
         if not key.endswith("_file"):
@@ -422,13 +424,13 @@ class FileValues:
         return str(absolute_path or text)
 
     def _absolute_path(self, text: str, path: KeyPath) -> Path | None:
-        """Return a path relative to the file, or to a user's home; None, with an error, for an unknown home."""
+        """Return a path relative to the file, or to a user's home; None, with an error, if it is none."""
         try:
-            return self._directory / Path(text).expanduser()
-        except RuntimeError:
-            problem = f'"{text}" names the home of an unknown user'
-            self._errors.add("TL-C15", path, problem, "Correct the path, or write an absolute one.")
+            parse_path(text)
+        except ValueError as error:
+            self._errors.add("TL-C15", path, f'"{path[-1]}" {error}', "Correct the path.")
             return None
+        return self._directory / Path(text).expanduser()
 
 
 def _is_secret(setting: KeyPath) -> bool:

@@ -102,7 +102,6 @@ class _FileReader:
         self._apply_profiles()
         self._errors.raise_if_any()
         self._tables = self._validate_tables()
-        self._state_dir = self._file.parent / self._tables.state_dir.expanduser()
         topics = (dead_letter_topic(line, self._tables) for line in (*self._tables.uplink, *self._tables.downlink))
         self._dead_letter_topics = tuple(sorted({topic for topic in topics if topic is not None}))
 
@@ -116,7 +115,7 @@ class _FileReader:
         self._add_violations(file_problems(tables.name, lines))
         self._check_java_client(lines)
         self._errors.raise_if_any()
-        values = {"file": self._file, "state_dir": self._state_dir, "spark": spark, "lines": [*lines.values()]}
+        values = {"file": self._file, "spark": spark, "lines": [*lines.values()]}
         return Bridge.model_validate({**dict(tables), **values}, extra="ignore")
 
     def _add_violations(self, violations: Iterable[Violation], base: KeyPath = ()) -> bool:
@@ -268,7 +267,7 @@ class _FileReader:
             "journal": table.journal,
             "receipts": table.receipts,
             "ack_after": table.ack_after,
-            "checkpoint": str(self._state_dir / table.name / CHECKPOINT),
+            "checkpoint": str(self._tables.state_dir / table.name / CHECKPOINT),
             "linger_after_silence_ms": _LINGER_MS if delay_ms else 0.0,
         }
         if table.gateways and not table.member:  # remote gateways: nothing connects or listens here
@@ -292,7 +291,7 @@ class _FileReader:
         return line
 
     def _downlink(self, path: KeyPath, table: DownlinkTable) -> Downlink | None:
-        checkpoint = str(self._state_dir / table.name / CHECKPOINT)
+        checkpoint = str(self._tables.state_dir / table.name / CHECKPOINT)
         overrides = {"subscriptions": (), "outbox": {**table.outbox.model_dump(), "checkpoint": checkpoint}}
         if (gateway := self._gateway_settings(path, table, overrides)) is None:
             return None
@@ -320,7 +319,7 @@ class _FileReader:
             "client_id": f"{self._tables.name}-{table.name}",
             **mqtt,
             "name": table.name,
-            "state_dir": self._state_dir / table.name,
+            "state_dir": self._tables.state_dir / table.name,
             "guarantee": table.guarantee,
             "listen": {"address": address, **files} if address else None,
             **overrides,

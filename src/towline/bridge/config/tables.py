@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
 
 from towline.bridge.config.document import KeyPath
 from towline.bridge.messages import MESSAGE_FIELDS
@@ -22,7 +21,6 @@ from towline.gateway.settings import ListenAddress, OutboxLimits, ReceiptSetting
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.net.settings import MqttSettings
-from towline.options import parse_path
 from towline.spark.java import Tier
 from towline.spark.trigger import LONGEST_DELAY_MS
 from towline.validation import SettingsModel
@@ -180,12 +178,6 @@ class MonitorSection(SettingsModel):
 # -- routes ---------------------------------------------------------------------------------------------------------
 
 
-#: Duration of a dedupe window: ``10 minutes``, at least a second, at most 30 days.
-_DURATION = re.compile(r"^([1-9][0-9]{0,6}) ?(second|minute|hour|day)s?$")
-_UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
-_MAX_WITHIN_S = 30 * 86400
-
-
 class Dedupe(SettingsModel):
     """Deduplication of repeats by a key.
 
@@ -196,15 +188,7 @@ class Dedupe(SettingsModel):
     """
 
     key: str = Field(min_length=1)
-    within: str = "10 minutes"
-
-    @field_validator("within")
-    @classmethod
-    def _check_within(cls, value: str) -> str:
-        match = _DURATION.match(value.strip().lower())
-        if not match or int(match[1]) * _UNIT_SECONDS[match[2]] > _MAX_WITHIN_S:
-            raise ValueError('within is a time of at most 30 days; write it as "10 minutes" or "2 hours"')
-        return f"{match[1]} {match[2]}s"
+    within: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5} (second|minute|hour|day)s?$")] = "10 minutes"
 
     @property
     def is_template(self) -> bool:
@@ -610,17 +594,6 @@ class BridgeSection(SettingsModel):
     spark: SparkSection = SparkSection()
     gateway: GatewaySection = GatewaySection()
     monitor: MonitorSection = MonitorSection()
-
-    @field_validator("state_dir", mode="before")
-    @classmethod
-    def _check_state_dir(cls, value: object) -> object:
-        if value == "":
-            raise PydanticCustomError("path_type", "Input is not a valid path")
-        try:
-            parse_path(str(value))
-        except ValueError as error:
-            raise ValueError(f'"state_dir": {error}; name a directory on a local disk') from None
-        return value
 
 
 class BridgeTable(BridgeSection):
