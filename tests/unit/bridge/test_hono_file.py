@@ -75,8 +75,8 @@ def test_a_parameter_is_a_constant_in_sql(tmp_path: Path) -> None:
 
 MISTAKES = [
     ('"hono-errors"', '"hono-error"', 'bridge.toml:18  downlink "errors": there is no profile "hono-error". Did you mean "hono-errors"?   [TL-C06]'),
-    ("[hono.tenants.t1]", '[hono.tenants."a b"]', 'bridge.toml:9  [hono]: "a b" is no tenant id. Write letters, digits and ._-.   [TL-C05]'),
-    ("[hono.tenants.t1]", '[hono]\nmount = "{x}"', 'bridge.toml:10  [hono]: "{x}" is no level of a mount. Write {tenant}, {device}, {device}@{tenant}.   [TL-C05]'),
+    ("[hono.tenants.t1]", '[hono.tenants."a b"]', 'bridge.toml:9  [hono]: "a b" must match pattern \'^[a-zA-Z0-9._-]+$\'. Correct the value.   [TL-C03]'),
+    ("[hono.tenants.t1]", '[hono]\nmount = "{x}"', 'bridge.toml:10  [hono]: "mount" must match pattern \'^/?((\\{tenant\\}|\\{device\\}|\\{device\\}@\\{tenant\\}|[^{}+#/]+)(/(\\{tenant\\}|\\{device\\}|\\{device\\}@\\{tenant\\}|[^{}+#/]+))*)?/?$\'. Correct the value.   [TL-C03]'),
     ("[hono.tenants.t1]", "[hono.tenants.t1]\ndefaults = { qos = 1 }", 'bridge.toml:10  [hono]: "qos" is a header that the profile makes. Remove it.   [TL-C05]'),
     ("[hono.tenants.t1]", '[hono.tenants.t1]\ndefaults = { ttl = "1h" }', 'bridge.toml:10  [hono]: "ttl" is a time in whole seconds. Write a number.   [TL-C05]'),
 ]  # fmt: skip

@@ -275,7 +275,7 @@ class FileErrors:
     def add_details(self, details: Iterable[ErrorDetails], model: type[BaseModel], base: KeyPath = ()) -> None:
         """Add pydantic's validation errors of a table at ``base`` that was validated as ``model``."""
         for detail in details:
-            loc = tuple(detail["loc"])
+            loc = tuple(part for part in detail["loc"] if part != "[key]")  # of a table's key, in place of its value
             path = base + loc
             key = _last_key(path)
             if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass

@@ -10,7 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -30,22 +30,10 @@ _MADE_HEADER: Final = re.compile(
     r"correlation-id|creation-time|device_id|orig_adapter|orig_address|qos|status|tenant_id|ttd|x-opt-retain"
     r"|(?:mqtt|towline)\..*"
 )
-_MOUNT_LEVEL: Final = re.compile(r"\{tenant\}|\{device\}|\{device\}@\{tenant\}|[^{}+#/]+")
-
-
-def _check_id(kind: str, pattern: str, text: str) -> str:
-    """Check an id as Hono's device registry does by default (DEFAULT_TENANT_ID_PATTERN, DEFAULT_DEVICE_ID_PATTERN)."""
-    if not re.fullmatch(f"[{pattern}]+", text):
-        raise ValueError(f'"{text}" is no {kind} id; write letters, digits and {pattern.removeprefix("a-zA-Z0-9")}')
-    return text
-
-
-def _check_mount(text: str) -> str:
-    for level in text.strip("/").split("/") if text.strip("/") else ():
-        if not _MOUNT_LEVEL.fullmatch(level):
-            names = "{tenant}, {device}, {device}@{tenant} or a name without wildcard"
-            raise ValueError(f'"{level}" is no level of a mount; write {names}')
-    return text
+_LEVEL: Final = r"(\{tenant\}|\{device\}|\{device\}@\{tenant\}|[^{}+#/]+)"
+#: Ids as Hono's device registry takes them by default (DEFAULT_TENANT_ID_PATTERN, DEFAULT_DEVICE_ID_PATTERN).
+_TenantId = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]+$")]
+_DeviceId = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._:=-]+$")]
 
 
 def _check_defaults(defaults: dict[str, Any]) -> dict[str, Any]:
@@ -57,8 +45,6 @@ def _check_defaults(defaults: dict[str, Any]) -> dict[str, Any]:
     return defaults
 
 
-_TenantId = Annotated[str, AfterValidator(partial(_check_id, "tenant", "a-zA-Z0-9._-"))]
-_DeviceId = Annotated[str, AfterValidator(partial(_check_id, "device", "a-zA-Z0-9._:=-"))]
 _Defaults = Annotated[dict[str, str | bool | int | float], AfterValidator(_check_defaults), Field(default_factory=dict)]
 _Seconds = Annotated[int, Field(ge=0)]
 
@@ -118,7 +104,7 @@ class HonoSection(SettingsModel):
     tenants: dict[_TenantId, HonoTenant] = Field(default_factory=dict)
     tenant: _TenantId | None = None
     device: _DeviceId | None = None
-    mount: Annotated[str, AfterValidator(_check_mount)] = ""
+    mount: Annotated[str, Field(pattern=rf"^/?({_LEVEL}(/{_LEVEL})*)?/?$")] = ""
     topic_names: Literal["long", "short"] = "long"
     command_ids: Literal["both", "device", "none"] | None = None
     adapter: str = Field(default="hono-mqtt", min_length=1)
