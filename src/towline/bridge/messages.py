@@ -317,14 +317,7 @@ class _MessageColumns(_RecordFields):
 
 
 class _UserProperties:
-    """User properties of records: the ones written by an uplink, and with ``all`` every other header.
-
-    Trace context has header names of its own, whoever wrote it; a header without value is an empty property.
-
-    Attributes:
-        property_lists: Properties of each record; null where it has no headers.
-        packet_bytes: Bytes of each list in a packet.
-    """
+    """User properties of records: those written by an uplink, and with ``all`` every other header."""
 
     def __init__(self, headers: pa.Array, properties: str) -> None:
         self._record_count = len(headers)
@@ -338,8 +331,10 @@ class _UserProperties:
         list_ends = running_sums(is_sent).take(running_sums(lengths))
         nulls = pc.equal(lengths, 0) if properties != "none" else pa.repeat(pa.scalar(value=True), self._record_count)
         structs = pa.StructArray.from_arrays([self._names, self._values], ["key", "value"])
+        #: Properties of each record; null where it has no headers.
         self.property_lists = pa.ListArray.from_arrays(list_ends.cast(pa.int32()), structs, mask=nulls)
         sums = running_sums(pc.add(pc.add(_byte_lengths(self._names), _byte_lengths(self._values)), 5)).take(list_ends)
+        #: Bytes of each list in a packet.
         self.packet_bytes = pc.subtract(sums[1:], sums[:-1])
 
     def matches_any(self, test: Callable[[pa.Array], pa.Array]) -> pa.Array:

@@ -29,6 +29,8 @@ PAYLOAD = "payload"
 MAX_TOPIC_LENGTH = 249
 _LEGAL_TOPIC = re.compile(rf"[a-zA-Z0-9._-]{{1,{MAX_TOPIC_LENGTH}}}")
 
+#: Group of a shared subscription, if it is one, and the filter.
+_SHARE = re.compile(r"^(?:\$share/([^/+#{}]+)/(?=.))?(.*)", re.DOTALL)
 _CAPTURE = re.compile(r"^\{([A-Za-z_][A-Za-z0-9_]*)\}$")
 _TEMPLATE_PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
 #: A name of a JSON object after a dot, or the index of an array in brackets.
@@ -73,7 +75,9 @@ class Pattern:
         Raises:
             ValueError: It is no topic filter, or a wildcard's name is used twice or does not fill its level.
         """
-        share, body = _split_share(text)
+        share, body = _SHARE.findall(text)[0]
+        if body.startswith("$share/"):
+            raise ValueError("a shared subscription is $share/NAME/FILTER; the name has no +, # or braces")
         raw_levels = body.split("/")
         multi_level = raw_levels[-1] == "#"
         levels: list[str | None] = []
@@ -83,7 +87,10 @@ class Pattern:
                 if capture[1] in wildcards:
                     raise ValueError(f"the wildcard {{{capture[1]}}} stands twice in from; give each its own name")
                 wildcards[capture[1]] = index
-            levels.append(None if capture or level == "+" else _unescape_braces(level))
+            literal = Template.parse("" if capture else level).constant
+            if literal is None:
+                raise ValueError(f'"{level}" is no level of a filter; a wildcard {{name}} fills a whole level')
+            levels.append(None if capture or level == "+" else literal)
         pattern = cls(text, tuple(levels), wildcards, multi_level, share)
         if not validate:
             return pattern
@@ -114,29 +121,6 @@ class Pattern:
         """Return the level of a wildcard, in any case of letters as in SQL; None for an unknown name."""
         folded = name.lower()
         return next((level for key, level in self.wildcards.items() if key == name or key.lower() == folded), None)
-
-
-def _split_share(text: str) -> tuple[str, str]:
-    if not text.startswith("$share/"):
-        return "", text
-    _, group, *rest = text.split("/", 2)
-    if not group or not rest or not rest[0] or any(c in group for c in "+#{}"):
-        raise ValueError("a shared subscription is $share/NAME/FILTER; the name has no +, # or braces")
-    return group, rest[0]
-
-
-_BRACE = re.compile(r"\{\{|\}\}|[{}]")
-
-
-def _unescape_braces(level: str) -> str:
-    def single(brace: re.Match[str]) -> str:
-        if len(brace[0]) == 1:
-            raise ValueError(
-                f'"{level}" is no level of a filter; a wildcard {{name}} fills a whole level, a brace is written {{{{'
-            )
-        return brace[0][0]
-
-    return _BRACE.sub(single, level)
 
 
 @dataclass(frozen=True, slots=True)

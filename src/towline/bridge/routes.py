@@ -489,11 +489,7 @@ class JsonFields:
 
 
 def _text_at_path(document: Any, path: Sequence[str | int]) -> str | None:
-    """Return the text at a path in a JSON document; None if there is none.
-
-    Raises:
-        TypeError: It is neither text nor a number.
-    """
+    """Return the text at a path in a JSON document, None if there is none; TypeError if it is no text or number."""
     for step in path:
         if isinstance(step, int):
             document = document[step] if isinstance(document, list) and step < len(document) else None

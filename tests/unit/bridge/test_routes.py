@@ -53,7 +53,7 @@ def test_a_filter_matches_and_captures(text: str, topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a/#/b", "a+", "x{y}", "{a}/{a}", "", "{a b}", "$share/g", "$share/{g}/a", "}", "a\0"]
+    "text", ["a/#/b", "a+", "x{y}", "{a}/{a}", "", "{a b}", "$share/g", "$share/{g}/a", "$share/{{g}}/a", "}", "a\0"]
 )
 def test_what_is_no_filter_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):

@@ -71,11 +71,7 @@ def _text_problems(
     unknown_field: str,
     reserved_names: Collection[str],
 ) -> Iterator[Violation]:
-    """Yield violations in the templates, the SQL and the field names of a route or downlink.
-
-    ``column_of`` returns the column of a template's field; ``unknown_field`` is the error text of a field without one.
-    ``reserved_names`` are names of columns that no field may have.
-    """
+    """Yield violations in templates, SQL and field names; ``column_of`` returns the column of a template's field."""
     for key, text in templates.items():
         try:
             Template.parse(text, lambda name: "" if column_of(name) else unknown_field)

@@ -195,11 +195,6 @@ class Dedupe(SettingsModel):
         """Whether the key is a template; else it is SQL."""
         return "{" in self.key
 
-    @property
-    def compiled_key(self) -> Template | str:
-        """Key as a parsed template or as SQL; it was validated before."""
-        return Template.parse(self.key) if self.is_template else self.key
-
 
 #: Keys that a compiled route has unchanged.
 _COPIED_KEYS: Final = ("where", "allowed_topics", "key_required", "reject", "header_map")
@@ -280,7 +275,7 @@ class RouteSection(SettingsModel):
             headers=tuple((name, Template.parse(text)) for name, text in self.headers.items()),
             properties=self.properties == "all",
             fields=tuple(self.fields.items()),
-            dedupe=dedupe.compiled_key if dedupe else None,
+            dedupe=None if dedupe is None else Template.parse(dedupe.key) if dedupe.is_template else dedupe.key,
             key_tells=qos < rules.qos,
             dead_letter_topics=dead_letter_topics,
             qos=qos,

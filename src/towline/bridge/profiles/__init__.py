@@ -144,10 +144,7 @@ def apply_profile(
 
 
 def _expand(value: Any, path: KeyPath, values: Mapping[str, Any]) -> Any:
-    """Replace the parameters in a value of the profile.
-
-    ``{ each = TEXT, none = VALUE }`` is a list: the text for each entry of the table that it names, or VALUE.
-    """
+    """Replace the parameters in a value of the profile; ``each`` and ``none`` as in the head of ``hono.toml``."""
     if isinstance(value, dict) and value.keys() == {"each", "none"}:
         (name,) = (name for _, name in REFERENCE.findall(value["each"]))
         texts = [_fill_text(value["each"], path, {name: entry}) for entry in values[name]]
