@@ -55,24 +55,13 @@ def bridge_schema() -> dict[str, Any]:
 
 
 class _Generator(GenerateJsonSchema):
-    """Schema generator for TOML: no null, no required keys, which a profile may set, descriptions from docstrings."""
+    """Schema generator for TOML: no required keys, which a profile may set; descriptions from docstrings."""
 
     def generate_inner(self, schema: Any) -> JsonSchemaValue:
         generated, alternatives = super().generate_inner(schema), _ALTERNATIVES.get(schema["type"])
         return {"anyOf": [generated, *alternatives]} if alternatives else generated
 
-    def nullable_schema(self, schema: Any) -> JsonSchemaValue:
-        return self.generate_inner(schema["schema"])
-
-    def default_schema(self, schema: Any) -> JsonSchemaValue:
-        generated, default = self.generate_inner(schema["schema"]), schema.get("default")
-        is_scalar = isinstance(default, str | int | float) and default not in ("", None)
-        return {**generated, "default": default} if is_scalar and "$ref" not in generated else generated
-
     def field_is_required(self, field: Any, total: bool) -> bool:  # noqa: ARG002, FBT001 - pydantic's
-        return False
-
-    def field_title_should_be_set(self, _: Any) -> bool:
         return False
 
     def model_schema(self, schema: Any) -> JsonSchemaValue:
