@@ -5,21 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from towline.bridge.patterns import Pattern
 from towline.bridge.routes import Route
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import common_filter, without_share
 
 
-def covers(wide: Pattern, narrow: Pattern) -> bool:
-    """Return whether every topic that ``narrow`` matches is also matched by ``wide``, share groups aside."""
-    narrow_filter = without_share(narrow.filter)
-    return common_filter(without_share(wide.filter), narrow_filter) == narrow_filter
+def covers(wide: str, narrow: str) -> bool:
+    """Return whether every topic that the filter ``narrow`` matches is also matched by ``wide``, share groups aside."""
+    narrow = without_share(narrow)
+    return common_filter(without_share(wide), narrow) == narrow
+
+
+def _is_covered(narrow: Filter, wide: Filter) -> bool:
+    """Return whether a filter is covered by one of its own share group."""
+    groups = (each.pattern.removesuffix(without_share(each.pattern)) for each in (narrow, wide))
+    return len({*groups}) == 1 and covers(wide.pattern, narrow.pattern)
+
+
+def _widest_filters(filters: Sequence[Filter]) -> tuple[Filter, ...]:
+    """Return the filters that no other covers, of equal ones the first, each with the highest QoS that it covers."""
+    widest = list[Filter]()
+    for index, each in enumerate(filters):
+        wider = [i for i, wide in enumerate(filters) if i != index and _is_covered(each, wide)]
+        if not any(i < index or not _is_covered(filters[i], each) for i in wider):
+            widest.append(replace(each, qos=max(other.qos for other in filters if _is_covered(other, each))))
+    return tuple(widest)
 
 
 def shadowed_routes(routes: Sequence[Route]) -> list[tuple[int, int]]:
     """Return pairs (route, earlier route) of indices where the earlier route takes every topic of the later one."""
-    covering = ([i for i in range(n) if covers(routes[i].pattern, route.pattern)] for n, route in enumerate(routes))
+    filters = [route.pattern.filter for route in routes]
+    covering = ([i for i in range(n) if covers(filters[i], narrow)] for n, narrow in enumerate(filters))
     return [(index, earlier_routes[0]) for index, earlier_routes in enumerate(covering) if earlier_routes]
 
 
@@ -29,13 +45,7 @@ def subscriptions(routes: Sequence[Route]) -> tuple[Filter, ...]:
     A broker may send a message once for each overlapping subscription of a client [MQTT-3.3.4-2], and each copy
     would become a record. So a filter that another one covers is dropped, and the covering one gets the higher QoS.
     """
-    patterns, filters = [route.pattern for route in routes], list[Filter]()
-    covering = [[i for i, wide in enumerate(patterns) if wide.share == p.share and covers(wide, p)] for p in patterns]
-    for index, route in enumerate(routes):
-        if not any(i < index or index not in covering[i] for i in covering[index] if i != index):
-            qos = max(routes[i].qos for i, cover in enumerate(covering) if index in cover)
-            filters.append(Filter(route.pattern.filter, qos))
-    return tuple(filters)
+    return _widest_filters([Filter(route.pattern.filter, route.qos) for route in routes])
 
 
 def repeatable_filters(routes: Sequence[Route], filters: Iterable[str]) -> tuple[str, ...]:
@@ -56,20 +66,9 @@ def _all_repeatable(routes: Sequence[Route], topic_filter: str) -> bool:
 
 def restrict_filters(filters: Sequence[str], subscriptions: Sequence[Filter]) -> tuple[Filter, ...]:
     """Return the line's subscriptions restricted to the topics of some filters, each with its own options."""
-    by_filter: dict[str, Filter] = {}
-    for line_filter in subscriptions:
-        for topic_filter in filters:
-            pattern = common_filter(topic_filter, line_filter.pattern)
-            if pattern is not None and (pattern not in by_filter or by_filter[pattern].qos < line_filter.qos):
-                by_filter[pattern] = replace(line_filter, pattern=pattern)
-    narrower = {
-        wide: [
-            candidate for candidate in by_filter.values() if common_filter(wide, candidate.pattern) == candidate.pattern
-        ]
-        for wide in by_filter
-    }
-    return tuple(
-        replace(subscription, qos=max(inner.qos for inner in narrower[pattern]))
-        for pattern, subscription in by_filter.items()
-        if not any(subscription in narrower[outer] for outer in by_filter if outer != pattern)
+    pairs = (
+        (line_filter, common_filter(text, line_filter.pattern)) for line_filter in subscriptions for text in filters
+    )
+    return _widest_filters(
+        [replace(line_filter, pattern=pattern) for line_filter, pattern in pairs if pattern is not None]
     )

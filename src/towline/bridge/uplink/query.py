@@ -159,11 +159,11 @@ class ActiveRoutes(SettingsModel):
 
 def _reachable_routes(routes: Sequence[RouteSection], retired_routes: Iterable[RetiredRoute]) -> Iterator[RetiredRoute]:
     """Yield the retired routes that can still match a message: those not covered by earlier routes."""
-    patterns = [Pattern.parse(route.from_) for route in routes]
+    filters = [Pattern.parse(route.from_).filter for route in routes]
     for route, retired_at in retired_routes:
-        pattern = Pattern.parse(route.from_)
-        if not any(covers(earlier_pattern, pattern) for earlier_pattern in patterns):
-            patterns.append(pattern)
+        topic_filter = Pattern.parse(route.from_).filter
+        if not any(covers(earlier_filter, topic_filter) for earlier_filter in filters):
+            filters.append(topic_filter)
             yield route, retired_at
 
 
