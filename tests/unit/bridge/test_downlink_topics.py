@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.unit.bridge.test_downlink_file import GOOD, read
 from tests.unit.bridge.test_downlink_mapping import checkpoint
 from towline.bridge.config.model import Bridge, Downlink
-from towline.bridge.downlink.query import DownlinkQuery, TopicCheck, check_topics
+from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.lines.identity import Identity
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
@@ -68,9 +68,12 @@ def kafka_has(monkeypatch: pytest.MonkeyPatch, first: int = 0, /, **ids: str) ->
     monkeypatch.setattr(KafkaAdmin, "first_offsets", lambda *_: {0: first})
 
 
-def check(bridge: Bridge) -> TopicCheck:
+def check(bridge: Bridge) -> tuple[bool, tuple[str, ...]]:
+    """Whether topics are not read any more, and the remarks."""
     (line,) = bridge.downlinks
-    return check_topics(line, "b.toml", bridge.kafka.client_settings(), 100)
+    query = DownlinkQuery(bridge, line)
+    _, has_removed_topics = query._check_topics(Checkpoint(str(line.checkpoint)), 100)
+    return has_removed_topics, query.remarks
 
 
 def begin(line: Downlink, offsets: dict[str, int]) -> None:
@@ -103,11 +106,10 @@ def test_a_deleted_topic_stops_a_line_only_where_records_were_unread(
         with pytest.raises(KafkaError, match=r"TL-B06") as caught:
             check(bridge)
         assert lost in str(caught.value)
-        assert "towline reset b.toml commands" in caught.value.remedy
+        assert f"towline reset {bridge.file} commands" in caught.value.remedy
         return
-    result = check(bridge)
-    assert result.has_removed_topics
-    (remark,) = result.remarks
+    has_removed_topics, (remark,) = check(bridge)
+    assert has_removed_topics
     assert ("was deleted from Kafka; all of its known records were delivered" in remark) is (file is PATTERN)
 
 
@@ -120,7 +122,7 @@ def test_a_missing_configured_topic_is_an_error_and_a_removed_one_a_remark(
     with pytest.raises(KafkaError, match=r"reads more, and Kafka has no such topic. Create it.*TL-B03"):
         check(bridge)
     kafka_has(monkeypatch, commands="A", former="B", more="")
-    removed, unknown = check(bridge).remarks
+    removed, unknown = check(bridge)[1]
     assert removed == 'topic "former", read up to offset 5, is not read any more'
     assert unknown.startswith("topic ids unknown (more): this Kafka gives none")
 
@@ -140,7 +142,7 @@ def test_topic_ids_are_saved_before_the_first_offset_and_need_an_answer(
     with pytest.raises(KafkaError, match=r"its id was A, and is B\): offset 5 of partition 0.*TL-B06"):
         check(bridge)
     kafka_has(monkeypatch)
-    assert check(bridge) == TopicCheck()
+    assert check(bridge) == (False, ())
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from towline.bridge.uplink.query import initial_offsets
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError, is_permanent
 from towline.gateway.identity import INBOX_MISMATCH_CODES, Extent
+from towline.kafka.markerstore import MarkerStore
 from towline.spark.offsets import JournalPosition
 from towline.spark.sink_note import BatchTotals, SinkNote, Span
 
@@ -58,6 +59,11 @@ def line(directory: Path, parallelism: int = 1, guarantee: str = "exactly_once",
 
 def downlink(directory: Path) -> Downlink:
     return read(GOOD + DOWN, directory).downlinks[0]
+
+
+def resume(one: Uplink, identity: Identity, checkpoint: Checkpoint, **journals: ServedJournal) -> Identity:
+    bridge = read(GOOD, one.gateway.state_dir.parent.parent).model_copy(update={"lines": (one,)})
+    return check_resume(bridge, one, identity, checkpoint, journals)
 
 
 def written(one: Uplink | Downlink, **files: str) -> None:
@@ -125,7 +131,7 @@ def saved(one: Uplink | Downlink) -> Identity:
 )
 def test_what_belongs_together_goes_on(tmp_path: Path, identity: Identity, seen: Seen, here: ServedJournal) -> None:
     one = line(tmp_path)
-    check_resume(one, tmp_path / "bridge.toml", identity, on_disk(one, seen), journals={"telemetry": here})
+    resume(one, identity, on_disk(one, seen), telemetry=here)
 
 
 FOUND = [
@@ -150,7 +156,7 @@ def test_what_does_not_is_told_with_two_ways_out(
 ) -> None:
     one = line(tmp_path)
     with pytest.raises(TowlineError) as caught:
-        check_resume(one, tmp_path / "bridge.toml", KNOWN, on_disk(one, seen), journals={"telemetry": here})
+        resume(one, KNOWN, on_disk(one, seen), telemetry=here)
     message = str(caught.value)
     assert what in message
     assert "Bring " in message
@@ -179,7 +185,7 @@ def test_a_checkpoint_of_another_spark_is_told_as_such(tmp_path: Path) -> None:
     entry = one.checkpoint / "offsets" / "7"
     entry.write_text(entry.read_text().replace("v1", "v2"))
     with pytest.raises(TowlineError, match=r"offset log has version v2, and this Towline reads v1.*PySpark.*TL-B53"):
-        check_resume(one, tmp_path / "b", KNOWN, Checkpoint(str(one.checkpoint)))
+        resume(one, KNOWN, Checkpoint(str(one.checkpoint)))
 
 
 # -- what a changed setting takes --------------------------------------------------------------------------------------
@@ -231,7 +237,7 @@ def test_a_batch_that_may_be_in_kafka_is_written_by_no_other_sink(tmp_path: Path
     one = line(tmp_path, more=DEDUPE)
     identity = Identity.of_new_line("plant-7", "telemetry")
     with pytest.raises(TowlineError, match=r"batch 8 was begun, and by other settings.*reset.*TL-C210"):
-        check_resume(one, tmp_path / "b", identity, on_disk(one, UNDECIDED))
+        resume(one, identity, on_disk(one, UNDECIDED))
     assert one.checkpoint.exists()
 
 
@@ -242,11 +248,11 @@ def test_a_change_begins_behind_the_last_batch_and_is_taken_back_before_there_wa
     one = line(tmp_path, 2)
     batch(one, 7, 700)
     written(one, **{"towline.topics": '{"t": "id"}'})
-    cut = check_resume(one, tmp_path / "b", KNOWN, Checkpoint(str(one.checkpoint)))
+    cut = resume(one, KNOWN, Checkpoint(str(one.checkpoint)))
     assert (cut.sink, cut.generation, cut.places, cut.topic_ids) == ("plant-7.telemetry.2", 2, at(700), {"t": "id"})
     assert (cut.parallelism, cut.guarantee, one.checkpoint.exists()) == (2, "exactly_once", False)
     assert "a changed setting: the line begins a new checkpoint behind the last batch" in capsys.readouterr().err
-    back = check_resume(line(tmp_path), tmp_path / "b", cut, Checkpoint(str(one.checkpoint)))
+    back = resume(line(tmp_path), cut, Checkpoint(str(one.checkpoint)))
     assert back == replace(cut, parallelism=1)
     assert begin(one, back, journal(committed=650)) == 700
     reset_line(one)
@@ -262,15 +268,18 @@ def test_a_line_that_has_lost_its_checkpoint_begins_where_the_gateway_says(tmp_p
 
 
 @pytest.mark.parametrize(("was", "parallelism"), [(KNOWN, 2), (replace(KNOWN, guarantee="at_least_once"), 1)])
-def test_another_parallelism_or_guarantee_forgets_no_keys(tmp_path: Path, was: Identity, parallelism: int) -> None:
+def test_another_parallelism_or_guarantee_forgets_no_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was: Identity, parallelism: int
+) -> None:
     one = line(tmp_path, parallelism, more=DEDUPE)
     marked: list[tuple[str, int]] = []
     stateful = on_disk(one, replace(FINE, stateful=True))
-    fresh = check_resume(one, tmp_path / "b", was, stateful, lambda who, upto: marked.append((who.sink, upto)))
+    monkeypatch.setattr(MarkerStore, "reset", lambda store, upto: marked.append((store.sink_id, upto)))
+    fresh = resume(one, was, stateful)
     sink = "plant-7.telemetry.2"
     assert fresh == replace(KNOWN, sink=sink, generation=2, parallelism=parallelism, guarantee="exactly_once")
     assert (marked, one.checkpoint.exists(), saved(one)) == ([(sink, 7)], True, fresh)
-    assert check_resume(one, tmp_path / "b", fresh, stateful) == fresh
+    assert resume(one, fresh, stateful) == fresh
 
 
 @pytest.mark.parametrize(("was", "start"), [("at_least_once", 700), ("at_most_once", 800)])
@@ -279,7 +288,7 @@ def test_a_batch_begun_with_at_most_once_is_given_up_by_its_successor(tmp_path: 
     batch(one, 7, 700)
     batch(one, 8, 800, done=False)
     logs = Checkpoint(str(one.checkpoint))
-    assert check_resume(one, tmp_path / "b", replace(KNOWN, guarantee=was), logs).places == at(start)
+    assert resume(one, replace(KNOWN, guarantee=was), logs).places == at(start)
 
 
 # -- where a line begins, and begins again -----------------------------------------------------------------------------

@@ -234,7 +234,7 @@ def test_a_start_without_the_checkpoint_changes_nothing_of_what_a_batch_was_begu
     query = UplinkQuery(second, second.uplinks[0])
     without = query.query_to_start()
     with pytest.raises(TowlineError, match="TL-B22"):
-        check_resume(without.line, "b", Identity.of_line(second, without.line), Checkpoint(str(first.checkpoint)))
+        check_resume(second, without.line, Identity.of_line(second, without.line), Checkpoint(str(first.checkpoint)))
     begin_batch(first.checkpoint)
     finishing = query.query_to_start()
     assert (finishing._trigger(), taken(finishing.line)) == ({"once": True}, ["a/# one"])

@@ -207,7 +207,8 @@ def begin(line: Uplink, identity: Identity) -> dict[str, int]:
 
 def resumed(line: Uplink) -> Identity:
     journals = query_journals(line, ClientAccess(), KNOWN)
-    return check_resume(line, "bridge.toml", KNOWN, Checkpoint(str(line.checkpoint)), journals=journals)
+    bridge = read(SEVERAL, line.gateway.state_dir.parent.parent)
+    return check_resume(bridge, line, KNOWN, Checkpoint(str(line.checkpoint)), journals)
 
 
 def test_each_gateway_is_held_against_the_checkpoint(tmp_path: Path, two: tuple[Served, Served]) -> None:

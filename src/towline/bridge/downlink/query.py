@@ -17,7 +17,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
@@ -53,84 +53,6 @@ _STUCK: Final = (
     "An unfinished batch has records of it, and Spark would wait for a deleted topic. Reset the line to the end of the "
     "last finished batch: {}; messages of the unfinished batch that are in the outbox are sent twice."
 )
-
-
-class TopicCheck(NamedTuple):
-    """Result of the check of a line's topics.
-
-    Attributes:
-        topic_ids: Topic ids by name, of the topics that exist.
-        remarks: Remarks for the operator, a line each.
-        has_removed_topics: Whether the checkpoint has topics that the line does not read any more, without record loss.
-    """
-
-    topic_ids: Mapping[str, str] = {}
-    remarks: tuple[str, ...] = ()
-    has_removed_topics: bool = False
-
-
-def recreated_topic_remedy(line: Downlink, file: str) -> str:
-    """Return the remedy for a topic that was recreated."""
-    return (
-        'To read the new one from its beginning, set starting_offsets = "earliest" (the default) and run: '
-        f'{reset_command(line, file)}; from its end, set starting_offsets = "latest" and run the same. Other topics go '
-        "on after the last finished batch; messages of an unfinished batch that are in the outbox are sent twice."
-    )
-
-
-def check_topics(line: Downlink, file: str, client: Mapping[str, str], limit: int) -> TopicCheck:
-    """Compare a line's topics with its checkpoint, and save the topic ids before any offset is known.
-
-    Args:
-        line: The line with the settings of its next batch.
-        file: The bridge file, as a command names it.
-        client: Kafka's client configuration, unresolved.
-        limit: Records that its last batches took at most.
-
-    Raises:
-        KafkaError: TL-B03, a configured topic does not exist; TL-B06, a topic was recreated, or deleted with unread
-            records; TL-K01, no answer to a line that has no offsets yet.
-        JournalError: TL-J20, the ids can't be saved.
-    """
-    checkpoint, location = Checkpoint(str(line.checkpoint)), f'line "{line.name}"'
-    start, end = _batch_offsets(checkpoint, checkpoint.last_planned_batch())
-    all_committed = checkpoint.all_committed
-    positions = end if all_committed else {**start, **end}
-    saved_ids, admin = saved_topic_ids(checkpoint) if positions else {}, KafkaAdmin(client, METADATA_TIMEOUT_S)
-    try:
-        topics = line.topics or list(filter(line.reads, admin.info().topics))
-        topic_ids = admin.topic_ids({*topics, *positions})
-    except KafkaError:
-        if not positions:
-            raise
-        return TopicCheck()  # Spark waits longer for Kafka, and the sink checks before the tasks of each batch
-    check_topic_ids(location, recreated_topic_remedy(line, file), positions, saved_ids, topic_ids)
-    if missing_topics := sorted(set(line.topics) - set(topic_ids)):
-        problem = f"{location} reads {', '.join(missing_topics)}, and Kafka has no such topic"
-        raise KafkaError("TL-B03", client["bootstrap.servers"], problem, _CREATE)
-    removed = {name: offsets for name, offsets in positions.items() if name not in topic_ids or not line.reads(name)}
-    unread = {n: "" if n in topic_ids else _unread_records(n, checkpoint, limit) for n in removed}
-    texts, stops_on_loss = [text for text in unread.values() if text], line.on_data_loss == "stop"
-    unfinished = not all_committed and any(_ranges(start, end, name) for name in removed if unread[name])
-    if stops_on_loss and removed and not all_committed and not texts:
-        texts = _deleted_records(client, start, {name: of for name, of in end.items() if name not in removed})
-    if texts and (unfinished or stops_on_loss):
-        problem = f"Kafka no longer has records that the line had not read: {'; '.join(texts)}"
-        remedy = (_STUCK if unfinished else _GO_ON).format(reset_command(line, file))
-        raise KafkaError("TL-B06", location, problem, remedy)
-    if not positions:
-        line.checkpoint.mkdir(mode=0o700, parents=True, exist_ok=True)
-        save_topic_ids(checkpoint, topic_ids)
-    remarks = []
-    for name, offsets in removed.items():
-        loss_text = f"lost: {unread[name]}" if unread[name] else "all of its known records were delivered"
-        reason = "is not read any more" if name in topic_ids else f"was deleted from Kafka; {loss_text}"
-        read_to = ", ".join(f"offset {offset:,}" for offset in offsets.values())
-        remarks.append(f'topic "{name}", read up to {read_to}, {reason}')
-    if unknown := ", ".join(sorted(name for name, topic_id in topic_ids.items() if not topic_id)):
-        problem = "this Kafka gives none, so a topic that is deleted and recreated is not recognised"
-        remarks.append(f"topic ids unknown ({unknown}): {problem}")
-    return TopicCheck(topic_ids, tuple(remarks), has_removed_topics=bool(removed))
 
 
 def _unread_records(name: str, checkpoint: Checkpoint, limit: int) -> str:
@@ -200,14 +122,12 @@ class DownlinkQuery(LineQuery[Downlink]):
 
     def _prepare_writer(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
-        line, file, identity = self.line, str(self.bridge.file), Identity.of_line(self.bridge, self.line)
-        checkpoint = Checkpoint(str(line.checkpoint))
-        identity = check_resume(line, file, identity, checkpoint)
+        line, checkpoint = self.line, Checkpoint(str(self.line.checkpoint))
+        identity = check_resume(self.bridge, line, Identity.of_line(self.bridge, line), checkpoint)
         limit = (self._line_of_last_batch(identity.mapping) or line).max_messages_per_trigger
-        check = check_topics(line, file, self.bridge.kafka.client_settings(), limit)
-        self.remarks = check.remarks
+        topic_ids, has_removed_topics = self._check_topics(checkpoint, limit)
         # While a topic is missing Spark stops at a batch that was planned without it; all other losses were checked.
-        ignores_loss = check.has_removed_topics and not checkpoint.all_committed
+        ignores_loss = has_removed_topics and not checkpoint.all_committed
         self._finish_only = self._finish_only or ignores_loss
         if self._mapping:
             limit = self._packet_limit(identity)
@@ -217,7 +137,7 @@ class DownlinkQuery(LineQuery[Downlink]):
         source_options = {
             **self._source_options(),
             "subscribe" if pattern is None else "subscribePattern": pattern or ",".join(line.topics),
-            "startingOffsets": self._starting_offsets(identity, check.topic_ids),
+            "startingOffsets": self._starting_offsets(identity, topic_ids),
             "failOnDataLoss": str(fails_on_loss).lower(),
             "maxOffsetsPerTrigger": str(line.max_messages_per_trigger),
         }
@@ -225,6 +145,58 @@ class DownlinkQuery(LineQuery[Downlink]):
         options = self._message_options(identity)
         rows = apply_downlink_sql(records, line, options, parallelism=line.parallelism)
         return rows.writeStream.format(FORMAT).options(**self._sink_options(identity)), identity
+
+    def _check_topics(self, checkpoint: Checkpoint, limit: int) -> tuple[Mapping[str, str], bool]:
+        """Check the topics [I17], and note `remarks`; return their ids, and whether some are not read any more."""
+        line, location, client = self.line, f'line "{self.line.name}"', self.bridge.kafka.client_settings()
+        start, end = _batch_offsets(checkpoint, checkpoint.last_planned_batch())
+        all_committed = checkpoint.all_committed
+        positions = end if all_committed else {**start, **end}
+        saved_ids, admin = saved_topic_ids(checkpoint) if positions else {}, KafkaAdmin(client, METADATA_TIMEOUT_S)
+        try:
+            topics = line.topics or list(filter(line.reads, admin.info().topics))
+            topic_ids = admin.topic_ids({*topics, *positions})
+        except KafkaError:
+            if not positions:
+                raise
+            return {}, False  # Spark waits longer for Kafka, and the sink checks before the tasks of each batch
+        check_topic_ids(location, self._recreated_topic_remedy, positions, saved_ids, topic_ids)
+        if missing_topics := sorted(set(line.topics) - set(topic_ids)):
+            problem = f"{location} reads {', '.join(missing_topics)}, and Kafka has no such topic"
+            raise KafkaError("TL-B03", client["bootstrap.servers"], problem, _CREATE)
+        removed = {n: offsets for n, offsets in positions.items() if n not in topic_ids or not line.reads(n)}
+        unread = {n: "" if n in topic_ids else _unread_records(n, checkpoint, limit) for n in removed}
+        texts, stops_on_loss = [text for text in unread.values() if text], line.on_data_loss == "stop"
+        unfinished = not all_committed and any(_ranges(start, end, name) for name in removed if unread[name])
+        if stops_on_loss and removed and not all_committed and not texts:
+            texts = _deleted_records(client, start, {name: of for name, of in end.items() if name not in removed})
+        if texts and (unfinished or stops_on_loss):
+            problem = f"Kafka no longer has records that the line had not read: {'; '.join(texts)}"
+            remedy = (_STUCK if unfinished else _GO_ON).format(reset_command(line, self.bridge.file))
+            raise KafkaError("TL-B06", location, problem, remedy)
+        if not positions:  # before any offset is known
+            line.checkpoint.mkdir(mode=0o700, parents=True, exist_ok=True)
+            save_topic_ids(checkpoint, topic_ids)
+        remarks = []
+        for name, offsets in removed.items():
+            loss_text = f"lost: {unread[name]}" if unread[name] else "all of its known records were delivered"
+            reason = "is not read any more" if name in topic_ids else f"was deleted from Kafka; {loss_text}"
+            read_to = ", ".join(f"offset {offset:,}" for offset in offsets.values())
+            remarks.append(f'topic "{name}", read up to {read_to}, {reason}')
+        if unknown := ", ".join(sorted(name for name, topic_id in topic_ids.items() if not topic_id)):
+            problem = "this Kafka gives none, so a topic that is deleted and recreated is not recognised"
+            remarks.append(f"topic ids unknown ({unknown}): {problem}")
+        self.remarks = tuple(remarks)
+        return topic_ids, bool(removed)
+
+    @property
+    def _recreated_topic_remedy(self) -> str:
+        command = reset_command(self.line, self.bridge.file)
+        return (
+            'To read the new one from its beginning, set starting_offsets = "earliest" (the default) and run: '
+            f'{command}; from its end, set starting_offsets = "latest" and run the same. Other topics go on after the '
+            "last finished batch; messages of an unfinished batch that are in the outbox are sent twice."
+        )
 
     def _packet_limit(self, identity: Identity) -> int:
         """Return the broker's largest packet, or the last known one; 0 for no limit. Raises TL-G01, no answer."""
@@ -322,8 +294,7 @@ class DownlinkQuery(LineQuery[Downlink]):
             "guarantee": line.guarantee.value if line.guarantee.value == "exactly_once" else "at_least_once",
             **({"deadLetterTopic": line.dead_letter_topic} if line.dead_letter_topic else {}),
         }
-        remedy = recreated_topic_remedy(line, str(self.bridge.file))
-        options = {LOCATION: f'line "{line.name}"', REMEDY: remedy}
+        options = {LOCATION: f'line "{line.name}"', REMEDY: self._recreated_topic_remedy}
         options[MESSAGES] = self._message_options(identity)
         sides = (MQTT, mqtt_options), (LETTERS, kafka_options)
         return options | {prefix + key: value for prefix, side in sides for key, value in side.items()}

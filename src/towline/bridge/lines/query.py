@@ -51,7 +51,8 @@ class LineQuery(ABC, Generic[LineT]):
         """Start the query, once checkpoint, journal and identity match.
 
         Raises:
-            TowlineError: TL-B22 to TL-B26, they do not; TL-C77; others in Spark's wrapping, which
+            TowlineError: TL-B22 to TL-B26, they do not; TL-B03, TL-B06, topics of a downlink are missing, recreated, or
+                deleted with unread records; TL-C77; others in Spark's wrapping, which
                 `towline.bridge.runtime.failures.reason` reads.
             pyspark.errors.AnalysisException: The SQL is invalid over the source's columns.
         """

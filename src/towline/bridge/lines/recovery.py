@@ -10,14 +10,14 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from towline.bridge.config.model import AnyLine, Uplink
+from towline.bridge.config.model import AnyLine, Bridge, Uplink
 from towline.bridge.lines.account import copy_totals
 from towline.bridge.lines.identity import Identity, sink_ids
 from towline.checkpoint import Checkpoint
@@ -25,6 +25,8 @@ from towline.errors import TowlineError
 from towline.gateway.identity import INBOX_MISMATCH_CODES, Extent, JournalOffset, check_offset
 from towline.guarantee import Guarantee, policy
 from towline.kafka.admin import saved_topic_ids
+from towline.kafka.markerstore import MarkerStore
+from towline.kafka.options import SinkSettings
 from towline.spark.offsets import JournalPosition, positions_at
 
 #: Number of former checkpoints to keep.
@@ -131,50 +133,46 @@ def resume_step(line: AnyLine, identity: Identity, checkpoint: Checkpoint) -> Re
     return ResumeStep.NEW_SINK if keeps_checkpoint else ResumeStep.NEW_CHECKPOINT
 
 
-#: Sets the markers of a sink so that a batch counts as its last one: identity, batch.
-SetMarkers = Callable[[Identity, int], None]
+def marker_store(bridge: Bridge, line: AnyLine, identity: Identity, **options: str) -> MarkerStore:
+    """Return the store of the markers of a line's sink; `options` are those of the sink."""
+    return MarkerStore(SinkSettings.parse({**bridge.sink_options(line, identity.sink), **options}), identity.sink)
 
 
 def check_resume(
+    bridge: Bridge,
     line: AnyLine,
-    file: Path | str,
     identity: Identity,
     checkpoint: Checkpoint,
-    set_markers: SetMarkers | None = None,
     journals: Mapping[str, ServedJournal] = MappingProxyType({}),
 ) -> Identity:
     """Check that a query may start; return the identity to start with, a new one if a changed setting needs it.
 
     Args:
+        bridge: The bridge.
         line: Line with the settings of its next batch.
-        file: Bridge file, as commands name it.
         identity: Identity of its last start.
         checkpoint: Its checkpoint.
-        set_markers: For lines whose batches are transactions.
         journals: Journals of the gateways that answered, by name.
 
     Raises:
-        TowlineError: TL-B22 to TL-B24, TL-B53, with both remedies; TL-C210; errors of `set_markers`.
+        TowlineError: TL-B22 to TL-B24, TL-B53, with both remedies; TL-C210; errors of `MarkerStore.reset`.
     """
     for code, problem, remedy in _mismatches(identity, checkpoint, journals):
-        raise start_refusal(line, file, code, problem, remedy)
+        raise start_refusal(line, bridge.file, code, problem, remedy)
     next_step = resume_step(line, identity, checkpoint)
     replaces = next_step is ResumeStep.NEW_CHECKPOINT
     if replaces and not checkpoint.all_committed and _has_markers(line, identity):  # another sink would rewrite it
         problem = f"batch {checkpoint.last_planned_batch()} was begun, and by other settings than these"
-        raise start_refusal(line, file, "TL-C210", problem, "Set dedupe as it was until the batch is done")
+        raise start_refusal(line, bridge.file, "TL-C210", problem, "Set dedupe as it was until the batch is done")
     if next_step is not ResumeStep.CONTINUE:
         sys.stderr.write(f"--- line {line.name}\na changed setting: the line {next_step.value}\n")
     new_identity = identity
     if next_step is ResumeStep.NEW_CHECKPOINT:
         new_identity = _reset_checkpoint(line, identity)
     elif next_step is ResumeStep.NEW_SINK:
-        batch = checkpoint.last_committed_batch()
-        assert set_markers is not None
-        assert batch is not None
         new_identity = identity.with_new_sink(sink_ids(line.gateway.state_dir))
         # Before the identity: a crash in between sets the same markers again.
-        set_markers(new_identity, batch)
+        marker_store(bridge, line, new_identity).reset(checkpoint.last_committed_batch())
     new_identity = replace(new_identity, guarantee=line.guarantee.value, parallelism=line.parallelism)
     if new_identity != identity:
         new_identity.save(line.gateway.state_dir)  # before the first batch with these settings

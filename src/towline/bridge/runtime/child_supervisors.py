@@ -27,7 +27,7 @@ from towline.bridge.config.model import AnyLine, Bridge, Uplink
 from towline.bridge.lines import statuses
 from towline.bridge.lines.account import LineNotes
 from towline.bridge.lines.identity import Identity, configured_client_ids, is_drained
-from towline.bridge.lines.recovery import journal_refusal, start_refusal
+from towline.bridge.lines.recovery import journal_refusal, marker_store, start_refusal
 from towline.bridge.runtime.failures import MAX_TEXT_CHARS, NO_JVM
 from towline.bridge.runtime.session import create_scratch_dir, driver_environment
 from towline.bridge.runtime.state import HELD, PAUSED, PAUSED_FILE, STOPPED, BridgeState, LineView, read_notes
@@ -49,6 +49,7 @@ from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import ensure_running
 from towline.guarantee import AckAfter
+from towline.kafka.markers import ANY_QUERY
 from towline.mqtt.reasons import KEEP_SESSIONS_ADVICE
 from towline.spark.java import check_java
 from towline.spark.link import GatewayAddress
@@ -404,15 +405,11 @@ def foreign_marker_error(bridge: Bridge, line: AnyLine) -> TowlineError | None:
     Raises:
         KafkaError: As `MarkerStore.read`; the markers are unknown then.
     """
-    from towline.kafka.markers import ANY_QUERY  # noqa: PLC0415 - loads librdkafka
-    from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415
-    from towline.kafka.options import SinkSettings  # noqa: PLC0415
-
     identity, own_query = Identity.read(line.gateway.state_dir), Checkpoint(str(line.checkpoint)).query_id
     if not (isinstance(line, Uplink) and line.transactional) or identity is None or identity.query:
         return None
-    settings = SinkSettings.parse({**bridge.sink_options(line, identity.sink), "deliveryTimeout": _MARKER_TIMEOUT_S})
-    for marker in MarkerStore(settings, identity.sink).read_markers().values():
+    store = marker_store(bridge, line, identity, deliveryTimeout=_MARKER_TIMEOUT_S)
+    for marker in store.read_markers().values():
         if marker is not None and marker.writer not in (ANY_QUERY, own_query) and marker.total_rows:
             problem = f'its sink "{identity.sink}" has {marker.total_rows:,} rows of query {marker.writer} in Kafka'
             problem += ", and its checkpoint is not here; nothing was received"

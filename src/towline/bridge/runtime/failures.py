@@ -40,7 +40,7 @@ _SQL_ERROR_STATE = re.compile(r"SQLSTATE: (?:42[67]|4280[34]|428[248]|429[0B]|42
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 #: Data loss in Spark's Kafka source (4.2 to 4.3), which has no error class for it.
 _DATA_LOSS = re.compile(r"Some data may have been lost because they are not available(?s:.*?)\nReason: ([^\n]+)")
-#: Data loss by a deleted or recreated topic: the retry compares topic ids and checkpoint (`check_topics`).
+#: Data loss by a deleted or recreated topic: the retry compares topic ids and checkpoint.
 _NO_TOPIC = re.compile(r"Partitions .* have been deleted|Cannot find initial offsets|Partition \S+ offset was changed")
 _SQLSTATE = re.compile(r" ?SQLSTATE: \w{5}(?:; line \d+ pos \d+)?;?")
 #: Longest shown text of an error of Spark; the log has all.

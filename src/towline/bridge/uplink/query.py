@@ -33,7 +33,6 @@ from towline.errors import ConfigError
 from towline.gateway.access import is_remote
 from towline.gateway.identity import Extent
 from towline.guarantee import policy
-from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline.spark.offsets import JournalPosition, positions_at
 from towline.validation import SettingsModel
@@ -203,10 +202,10 @@ class UplinkQuery(LineQuery[Uplink]):
         return {_ARROW_BYTES_SETTING: str(DEFAULT_BATCH_BYTES if exceeds_batch else _UNLIMITED_BYTES)}
 
     def _prepare_writer(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
-        line, file, access = self.line, str(self.bridge.file), self.bridge.gateway.access()
+        line, access = self.line, self.bridge.gateway.access()
         former, checkpoint = Identity.of_line(self.bridge, line), Checkpoint(str(line.checkpoint))
         journals = query_journals(line, access, former)
-        identity = check_resume(line, file, former, checkpoint, self._set_markers, journals)
+        identity = check_resume(self.bridge, line, former, checkpoint, journals)
         if self._mapping:
             identity = identity.update(line.gateway.state_dir, mapping=self._mapping)
         if identity.generation != former.generation:  # reset: it starts after the committed batches
@@ -235,10 +234,6 @@ class UplinkQuery(LineQuery[Uplink]):
         if self.line.dead_letter_topic and policy(self.line.guarantee).replays_batches:
             options["deadLetterTopic"] = self.line.dead_letter_topic
         return options
-
-    def _set_markers(self, identity: Identity, batch: int) -> None:
-        """Set the markers of the line's sink to a batch, as if it were the last one written."""
-        MarkerStore(SinkSettings.parse(self._sink_options(identity)), identity.sink).reset(batch)
 
     def source(self, spark: SparkSession, start_offsets: Mapping[str, int]) -> DataFrame:
         """Return slices of the line's journals, or their rows where the line has SQL.
