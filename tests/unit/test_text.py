@@ -110,7 +110,7 @@ def test_dlq_show(
         is_missing=True,
         unknown_sources=Counter([HOSTILE]),
         unreadable_records=0,
-        waiting_letters=lambda _: [deadletters.StoredLetter(0, 7, 0, letter)],
+        waiting_letters=lambda *_: [deadletters.StoredLetter(0, 7, 0, letter)],
         line_of=lambda _: SimpleNamespace(name=HOSTILE),
     )
     monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", lambda _: [shelf])
@@ -128,7 +128,7 @@ def test_dlq_replay(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
 ) -> None:
     def replay(*arguments: Any, **_: object) -> None:
-        counts: deadletters.ReplayCounts = arguments[3]
+        counts: deadletters.ReplayCounts = arguments[2]
         counts.replayed_by_topic[HOSTILE] = 1
         counts.dead_by_reason[HOSTILE] = 1
 

@@ -98,13 +98,6 @@ class StoredLetter(NamedTuple):
     dead_letter: DeadLetter
 
 
-class LetterFilter(NamedTuple):
-    """Filter of dead letters by line and by reason; None for all."""
-
-    line: str | None = None
-    reason: Reason | None = None
-
-
 @dataclass
 class DeadLetterTopic:
     """Dead-letter topic of a bridge, with its letters and replay marks.
@@ -131,17 +124,18 @@ class DeadLetterTopic:
     #: Partition -> end offset up to which its marks were read.
     _mark_ends: dict[int, int] = field(default_factory=dict, init=False)
 
-    def waiting_letters(self, selection: LetterFilter) -> Iterator[StoredLetter]:
+    def waiting_letters(self, line: str | None = None, reason: Reason | None = None) -> Iterator[StoredLetter]:
         """Yield the dead letters that wait, in offset order of each partition; skips replayed letters.
 
-        Reads up to the end offsets at the time of the call: a running line may write a replayed letter again. A topic
-        that does not exist, as before the first start, has none. Raises TL-K01.
+        Without a line they are those of all lines, without a reason those of all reasons. Reads up to the end offsets
+        at the time of the call: a running line may write a replayed letter again. A topic that does not exist, as
+        before the first start, has none. Raises TL-K01.
         """
         self._replayed_ranges, self._mark_ends, self.unknown_sources, self.unreadable_records = {}, {}, Counter(), 0
         self._ids = KafkaAdmin(self.client).topic_ids([self.topic])
         self._read_marks(self._end_offsets())
         waiting = (letter for letter in self._read_letters() if not self._is_replayed(letter))
-        return (letter for letter in waiting if self._matches(letter, selection))
+        return (letter for letter in waiting if self._matches(letter, line, reason))
 
     def still_waiting(self, letters: Iterable[StoredLetter]) -> list[StoredLetter]:
         """Return the letters that are still not replayed; call it when a new producer has fenced all others.
@@ -175,12 +169,12 @@ class DeadLetterTopic:
         """Return the line that wrote a dead letter; None for one of another bridge."""
         return self.lines.get(dead_letter.source)
 
-    def _matches(self, letter: StoredLetter, selection: LetterFilter) -> bool:
-        line = self.line_of(letter.dead_letter)
-        if line is None:
+    def _matches(self, letter: StoredLetter, line: str | None, reason: Reason | None) -> bool:
+        owner = self.line_of(letter.dead_letter)
+        if owner is None:
             self.unknown_sources[letter.dead_letter.source] += 1
             return False
-        return selection.line in (None, line.name) and selection.reason in (None, letter.dead_letter.reason)
+        return line in (None, owner.name) and reason in (None, letter.dead_letter.reason)
 
     def _read_letters(self) -> Iterator[StoredLetter]:
         collectors: dict[int, ChunkAssembler] = {}
@@ -482,10 +476,11 @@ class ReplayCounts:
 
 def replay(
     letter_topic: DeadLetterTopic,
-    selection: LetterFilter,
     spark: Callable[[], SparkSession],
     counts: ReplayCounts,
     *,
+    line: str | None = None,
+    reason: Reason | None = None,
     limit: int | None = None,
     dry_run: bool = False,
 ) -> None:
@@ -497,8 +492,8 @@ def replay(
         KafkaError: TL-K01; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: letters without a
             commit wait as before.
     """
-    mappers = {line.name: LetterMapper(line, spark) for line in letter_topic.lines.values()}
-    letters, last_total = letter_topic.waiting_letters(selection), sys.maxsize if limit is None else limit
+    mappers = {owner.name: LetterMapper(owner, spark) for owner in letter_topic.lines.values()}
+    letters, last_total = letter_topic.waiting_letters(line, reason), sys.maxsize if limit is None else limit
     # Counted after fencing: a letter that seems to wait may have been replayed (see `still_waiting`).
     while batch := _next_letters(letters, min(last_total - counts.total, LETTERS_PER_TRANSACTION)):
         with contextlib.nullcontext() if dry_run else contextlib.closing(_ReplayWriter(letter_topic)) as writer:

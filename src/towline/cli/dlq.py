@@ -48,11 +48,12 @@ def show(
     from towline.bridge import deadletters  # noqa: PLC0415
 
     bridge = load_bridge(file)
+    line = bridge.line(line).name if line else None
     counts: Counter[tuple[str, str, str]] = Counter()
     first_letters: list[dict[str, Any]] = []
     topics = deadletters.dead_letter_topics(bridge)
     for topic in topics:
-        for entry in topic.waiting_letters(_letter_filter(bridge, line, reason)):
+        for entry in topic.waiting_letters(line, reason):
             owner = topic.line_of(entry.dead_letter)
             counts[topic.topic, owner.name if owner else "", entry.dead_letter.reason.value] += 1
             if len(first_letters) < limit:
@@ -79,21 +80,15 @@ def replay(
     from towline.bridge import deadletters  # noqa: PLC0415
 
     bridge = load_bridge(file)
-    letter_filter, total = _letter_filter(bridge, line, reason), deadletters.ReplayCounts()
-    topics = deadletters.dead_letter_topics(bridge)
+    selection: dict[str, Any] = {"line": bridge.line(line).name if line else None, "reason": reason, "limit": limit}
+    total, topics = deadletters.ReplayCounts(), deadletters.dead_letter_topics(bridge)
     for topic in topics:
-        deadletters.replay(topic, letter_filter, partial(_session, bridge), total, limit=limit, dry_run=dry_run)
+        deadletters.replay(topic, partial(_session, bridge), total, **selection, dry_run=dry_run)
     result = {"dry_run": dry_run, "replayed": dict(total.replayed_by_topic), "filtered": total.filtered_count}
     result |= {"dead": dict(total.dead_by_reason), **_unowned_records(topics)}
     print_result(result, _replay_lines(total, result, dry_run=dry_run), as_json=as_json)
     if total.dead_by_reason:
         raise typer.Exit(1)
-
-
-def _letter_filter(bridge: Bridge, line: str | None, reason: Reason | None) -> deadletters.LetterFilter:
-    from towline.bridge import deadletters  # noqa: PLC0415 - loaded when it is called
-
-    return deadletters.LetterFilter(bridge.line(line).name if line else None, reason)
 
 
 def _session(bridge: Bridge) -> SparkSession:

@@ -24,7 +24,6 @@ from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
 from towline.bridge.deadletters import (
     DeadLetterTopic,
-    LetterFilter,
     LetterMapper,
     ReplayCounts,
     StoredLetter,
@@ -36,16 +35,15 @@ from towline.kafka.deadletters import DeadLetter, Reason, to_records
 from towline_prove.devstack import Kafka
 
 Make = Callable[..., tuple[Bridge, DeadLetterTopic, str]]
-ALL = LetterFilter()
 
 
 def no_spark() -> NoReturn:
     raise AssertionError("no route has a where")
 
 
-def replay(letters: DeadLetterTopic, letter_filter: LetterFilter = ALL, **options: Any) -> ReplayCounts:
+def replay(letters: DeadLetterTopic, **options: Any) -> ReplayCounts:
     counts = ReplayCounts()
-    deadletters.replay(letters, letter_filter, no_spark, counts, **options)
+    deadletters.replay(letters, no_spark, counts, **options)
     return counts
 
 
@@ -100,7 +98,7 @@ def values(kafka: Kafka, topic: str) -> list[bytes]:
 def test_a_dead_letter_topic_recreated_during_a_replay_gets_no_mark_of_the_old_one(make: Make, kafka: Kafka) -> None:
     """A mark names offsets: in another topic it would hide other dead letters."""
     _, letters, _ = make(*map(letter, range(3)))
-    waiting = list(letters.waiting_letters(ALL))
+    waiting = list(letters.waiting_letters())
     assert len(letters.still_waiting(waiting)) == 3
     make_anew(kafka, letters.topic)
     with pytest.raises(KafkaError, match=r"was deleted and recreated during the replay.*TL-B30"):
@@ -124,7 +122,7 @@ def test_each_letter_is_replayed_once(kafka: Kafka, make: Make, monkeypatch: pyt
     assert (unrouted, "2,000" in too_large) == ("no route takes this topic", True)
     assert (again.replayed_by_topic, again.dead_by_reason) == ({}, rest.dead_by_reason)
     assert sorted(values(kafka, target)) == [b"m0", b"m2", b"m3"]
-    assert sorted((entry.dead_letter.value or b"")[:2] for entry in letters.waiting_letters(ALL)) == [b"m1", b"m4"]
+    assert sorted((entry.dead_letter.value or b"")[:2] for entry in letters.waiting_letters()) == [b"m1", b"m4"]
     assert letters.unreadable_records == 1
 
 
@@ -140,7 +138,7 @@ def test_a_killed_replay_is_repeated(kafka: Kafka, make: Make) -> None:
         TransactionalProducer.commit = lambda producer: (producer.flush(20), os._exit(9))
         bridge = config.load(Path(sys.argv[1]))
         (letters,) = deadletters.dead_letter_topics(bridge)
-        deadletters.replay(letters, deadletters.LetterFilter(), None, deadletters.ReplayCounts())
+        deadletters.replay(letters, None, deadletters.ReplayCounts())
     """
     assert subprocess.run([sys.executable, "-c", code, str(bridge.file)], check=False).returncode == 9
     assert replay(letters).replayed_by_topic == {target: 2}
@@ -152,7 +150,7 @@ def test_a_fenced_replay_writes_nothing(kafka: Kafka, make: Make) -> None:
     bridge, letters, target = make(letter(0))
     (others,) = dead_letter_topics(bridge.model_copy(update={"name": "another"}))
     slow = _ReplayWriter(others)
-    waiting = list(letters.waiting_letters(ALL))
+    waiting = list(letters.waiting_letters())
     assert replay(letters).replayed_by_topic == {target: 1}
     with pytest.raises(KafkaError, match=r"TL-B30"):
         write(slow, letters, bridge, waiting)
@@ -183,7 +181,7 @@ def test_marks_above_an_open_transaction_count(kafka: Kafka, make: Make, monkeyp
     """They are not to be seen yet when the search begins; what they name does not count to the limit."""
     bridge, letters, target = make(*map(letter, range(3)))
     (other,) = dead_letter_topics(bridge)
-    (first, *_) = letters.waiting_letters(ALL)
+    (first, *_) = letters.waiting_letters()
     unfinished = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": f"other-{letters.topic}"})
     unfinished.init_transactions(20)
     unfinished.begin_transaction()

@@ -15,7 +15,6 @@ from towline.bridge.config.model import Bridge
 from towline.bridge.deadletters import (
     REPLAY_MARK,
     DeadLetterTopic,
-    LetterFilter,
     LetterMapper,
     StoredLetter,
     _marks,
@@ -119,7 +118,7 @@ def test_a_renamed_line_knows_its_letters(tmp_path: Path, other: bool) -> None:
     assert letters.lines[f"{bridge.name}.before.2"] is letters.lines["telemetry"] is line
     assert letters.lines["before"].name == ("before" if other else "telemetry")
     foreign = DeadLetter(Reason.UNROUTED, None, None, None, source="other")
-    assert not letters._matches(StoredLetter(0, 0, 0, foreign), LetterFilter())
+    assert not letters._matches(StoredLetter(0, 0, 0, foreign), None, None)
 
 
 # -- remapping; the SQL of a ``where`` is tested on a real Spark --

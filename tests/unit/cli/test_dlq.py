@@ -50,7 +50,7 @@ def test_a_limit_is_for_all_topics_together(
     topics = [fake_topic(name) for name in ("one", "other", "third")]
     given: list[int] = []
 
-    def replay(*given_first: Any, limit: int, dry_run: bool) -> None:
+    def replay(*given_first: Any, limit: int, dry_run: bool, **_: object) -> None:
         counts: deadletters.ReplayCounts = given_first[-1]
         given.append(limit - counts.total)
         counts.replayed_by_topic["t"] += 1
