@@ -38,13 +38,13 @@ def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) ->
     return key, value, "t", more.get("partition", 0), more.get("offset", 0), NOW, headers
 
 
-def applied(frame: DataFrame, downlink: DownlinkTable, **more: Any) -> DataFrame:
-    return downsql.apply_downlink_sql(frame, downlink, line_of(downlink), **more)
+def applied(frame: DataFrame, downlink: DownlinkTable) -> DataFrame:
+    return downsql.apply_downlink_sql(frame, downlink, line_of(downlink))
 
 
-def down(spark: SparkSession, downlink: DownlinkTable, *records: tuple[Any, ...], **more: Any) -> Any:
+def down(spark: SparkSession, downlink: DownlinkTable, *records: tuple[Any, ...]) -> Any:
     """Of each record its columns, and what Kafka gets of all that are refused."""
-    rows = applied(spark.createDataFrame(records, RECORD), downlink, **more).toArrow().combine_chunks()
+    rows = applied(spark.createDataFrame(records, RECORD), downlink).toArrow().combine_chunks()
     table = message_table(line_of(downlink))
     (batch,) = render_rows(table, rows.to_batches(), Counter(), has_dead_letter_topic=True)
     messages = (
@@ -116,7 +116,7 @@ def test_everything_can_be_sql_or_a_template(spark: SparkSession) -> None:
     headers = [("tenant", b"acme"), ("mqtt.user.u", b"1"), ("mqtt.retain", b"true"), ("traceparent", b"00-1-2-01")]
     source = record(value=value, headers=headers, offset=4)
     for parallelism in (1, 2):  # with two the messages are rendered before the task that writes
-        ((row,), _) = down(spark, downlink, source, parallelism=parallelism)
+        ((row,), _) = down(spark, downlink.model_copy(update={"parallelism": parallelism}), source)
         assert (row["topic"], row["payload"]) == ("c/k/acme/x/4/2.0", value.upper())
         assert (row["retain"], row["message_expiry_seconds"], row["content_type"]) == (True, 60, "text/acme")
         assert (row["response_topic"], row["correlation_data"]) == ("r/k", b"t")
@@ -126,9 +126,9 @@ def test_everything_can_be_sql_or_a_template(spark: SparkSession) -> None:
 
 def test_partitions_are_by_topic_and_filtered_records_are_counted(spark: SparkSession) -> None:
     where = "CASE WHEN offset = 1 THEN raise_error('odd') WHEN offset = 3 THEN NULL ELSE offset % 2 = 0 END"
-    downlink = section(topic="d/{key}", where=where)
+    downlink = section(topic="d/{key}", where=where, parallelism=3)
     records = [record(b"%d" % (n % 4), b"%d" % n, offset=n) for n in range(40)]
-    frame = applied(spark.createDataFrame(records, RECORD), downlink, parallelism=3)
+    frame = applied(spark.createDataFrame(records, RECORD), downlink)
     rows = frame.withColumn("part", F.spark_partition_id()).toArrow().combine_chunks()
     sent = [row for row in rows.to_pylist() if row[OUTCOME] == 0]
     assert (
@@ -155,7 +155,7 @@ def test_records_are_counted_once_though_tasks_run_again(spark: SparkSession, tm
         "timestamp",
         "CAST(array() AS array<struct<key: string, value: binary>>) AS headers",
     )
-    rows = applied(records, section(topic="{key}", where="offset % 3 > 0"), parallelism=3)
+    rows = applied(records, section(topic="{key}", where="offset % 3 > 0", parallelism=3))
     progress = progress_of_a_lost_shuffle(rows, tmp_path)
     assert progress["numInputRows"] > 600, "the tasks have not run again"
     assert progress["observedMetrics"][downsql.ROW_METRICS]["rows"] == 600

@@ -143,7 +143,7 @@ class DownlinkQuery(LineQuery[Downlink]):
         }
         records = spark.readStream.format("kafka").options(**source_options).load()
         options = self._message_options(identity)
-        rows = apply_downlink_sql(records, line, options, parallelism=line.parallelism)
+        rows = apply_downlink_sql(records, line, options)
         return rows.writeStream.format(FORMAT).options(**self._sink_options(identity)), identity
 
     def _check_topics(self, checkpoint: Checkpoint, limit: int) -> tuple[Mapping[str, str], bool]:

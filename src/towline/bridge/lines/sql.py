@@ -204,29 +204,18 @@ def _header_map_sql(route: Route) -> str:
 ROW_METRICS: Final = "towline"
 
 
-def apply_downlink_sql(
-    frame: DataFrame,
-    section: DownlinkTable,
-    message_config: str,
-    *,
-    parallelism: int = 1,
-) -> DataFrame:
-    """Return records of Spark's Kafka source for the writing tasks.
+def apply_downlink_sql(frame: DataFrame, section: DownlinkTable, message_config: str) -> DataFrame:
+    """Return records of Spark's Kafka source for the writing tasks; several tasks are split by MQTT topic.
 
     They are counted in ``rows`` of `ROW_METRICS`, each once, however often its task ran: Spark 4.3 takes of each task
-    the last successful attempt (`CollectMetricsExec.collectedMetricsRow`).
-
-    Args:
-        frame: Records, with headers.
-        section: Mapping of the line.
-        message_config: JSON for `towline.bridge.messages.message_table`.
-        parallelism: Partitions of the result; more than one are split by MQTT topic.
+    the last successful attempt (`CollectMetricsExec.collectedMetricsRow`). `message_config` is JSON for
+    `towline.bridge.messages.message_table`.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `_with_columns`
 
     frame = frame.select(*KAFKA_COLUMNS).observe(ROW_METRICS, F.expr("count(1)").alias("rows"))
     frame = _with_columns(frame, _sql_columns(section))
-    notice = dict(_notice_columns(section.failure_notice))
+    notice, parallelism = dict(_notice_columns(section.failure_notice)), section.parallelism
     if parallelism > 1 or notice:
         frame = _with_rendered(frame, message_config, section)
     frame = _with_columns(frame, notice.items())
