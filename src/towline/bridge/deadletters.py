@@ -532,13 +532,10 @@ def _remap_letters(
     topic_limits = KafkaAdmin(letter_topic.client).topic_limits(open_topics)
     max_bytes = max_message_bytes(letter_topic.client)
     limits = RecordLimits(topic_limits, max_bytes, None, now, lambda topic: bool(reserved.fullmatch(topic)))
-    return [_check_record(results[index], limits) for index in range(len(letters))]
-
-
-def _check_record(result: RemapResult, limits: RecordLimits) -> RemapResult:
-    if isinstance(result, tuple) and (fault := record_fault(result, limits)):
-        return f"topic {result[0]}: {fault.detail}"
-    return result
+    for index, result in results.items():
+        if isinstance(result, tuple) and (fault := record_fault(result, limits)):
+            results[index] = f"topic {result[0]}: {fault.detail}"
+    return [results[index] for index in range(len(letters))]
 
 
 class _ReplayWriter:

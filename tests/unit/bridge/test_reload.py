@@ -244,7 +244,7 @@ def test_routes_that_are_refused_now_are_not_forgotten_in_silence(tmp_path: Path
     """Messages may wait for them, in the journal or at the broker."""
     bridge = read(HEAD + line(route("a/#", "two")), tmp_path)
     noted(bridge.uplinks[0], "", '{"routes":[{"from":"a/#","topic":"one","former":1}]}')
-    with pytest.raises(ConfigError, match=r"routes that this version refuses.*TL-C210"):
+    with pytest.raises(ConfigError, match=r"messages wait, with settings that this version refuses.*TL-C210"):
         UplinkQuery(bridge, bridge.uplinks[0]).query_to_start()
     begin_batch(bridge.uplinks[0].checkpoint)
     with pytest.raises(ConfigError, match=r'a batch was begun.*"mapping": "".*reset.*TL-C210'):

@@ -39,6 +39,8 @@ class LineQuery(ABC, Generic[LineT]):
         finish_only: Whether the query completes the unfinished batch, and ends.
     """
 
+    #: Whether the settings of batches are not needed any more when all are committed.
+    _forgets_settings = True
     #: Notes on what weakened the guarantee, or was lost, since `start`.
     remarks: tuple[str, ...] = ()
 
@@ -73,14 +75,14 @@ class LineQuery(ABC, Generic[LineT]):
         """Return the query to start: with the file's settings, or, until it is committed, with an unfinished batch's.
 
         Raises:
-            ConfigError: TL-C210, this version refuses the settings of the unfinished batch.
+            ConfigError: TL-C210, this version refuses the settings of the last batches, which are still needed.
         """
         identity, checkpoint = Identity.of_line(self.bridge, self.line), self._repaired_checkpoint()
         former_line = self._line_of_last_batch(identity.mapping) if identity.mapping else None
-        if former_line is None and identity.mapping and not checkpoint.all_committed:
-            problem = "a batch was begun with settings that this version refuses"
+        if former_line is None and identity.mapping and not (checkpoint.all_committed and self._forgets_settings):
+            problem = "a batch was begun, or messages wait, with settings that this version refuses"
             command, file = reset_command(self.line, self.bridge.file), self.line.gateway.state_dir / IDENTITY_FILE
-            remedy = f'Finish it with its version; or set "mapping": "" in {file}, and reset the line: {command}.'
+            remedy = f'Finish them with its version; or set "mapping": "" in {file}, and reset the line: {command}.'
             raise ConfigError("TL-C210", f'line "{self.line.name}"', problem, remedy)
         line, mapping = self._line_of_next_batch(identity)
         last_line = former_line or line

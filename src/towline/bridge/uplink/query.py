@@ -20,7 +20,7 @@ from towline.bridge.config.model import CONSUMER, Uplink
 from towline.bridge.config.subscriptions import covers
 from towline.bridge.config.tables import DEFAULT_BATCH_BYTES, RouteSection
 from towline.bridge.lines.account import add_spark_counts, start_totals
-from towline.bridge.lines.identity import IDENTITY_FILE, Identity
+from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import ServedJournal, check_resume
 from towline.bridge.lines.sql import RouteSql
@@ -29,9 +29,7 @@ from towline.bridge.patterns import Pattern
 from towline.bridge.routes import routes_to_json
 from towline.bridge.uplink.sink import SINK_FORMAT, SOURCE_FORMAT
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError
 from towline.gateway.access import is_remote
-from towline.gateway.identity import Extent
 from towline.guarantee import policy
 from towline.kafka.options import SinkSettings
 from towline.spark.offsets import JournalPosition, positions_at
@@ -65,9 +63,10 @@ def query_journals(line: Uplink, access: ClientAccess, identity: Identity) -> di
     def query_gateway(client: GatewayClient) -> tuple[str, ServedJournal]:
         status = request_status(client)
         position, committed_position = _position_in(planned_positions, status), _position_in(committed, status)
-        incarnation = client.extent(position.offset).incarnation if position else ""
-        extent = Extent(str(status["journal"]), int(status["first"]), int(status["end"]), incarnation)
-        committed_offset = int(status["consumers"].get(CONSUMER, 0))
+        extent, committed_offset = (
+            client.extent(position.offset if position else 0),
+            status["consumers"].get(CONSUMER, 0),
+        )
         return str(status["name"]), ServedJournal(extent, committed_offset, position, committed_position)
 
     endpoints = endpoints_of(line.gateways or [str(line.gateway.state_dir)], access)
@@ -177,17 +176,15 @@ _DUPLICATES_METRIC: Final = "numDroppedDuplicateRows"
 class UplinkQuery(LineQuery[Uplink]):
     """Query of an uplink."""
 
+    _forgets_settings = False  # waiting messages may need former routes
+
     def _line_of_last_batch(self, mapping: str) -> Uplink | None:
         routes = ActiveRoutes.from_mapping(mapping)
         return None if routes is None else routes.apply_to(self.line)
 
     def _line_of_next_batch(self, identity: Identity) -> tuple[Uplink, str]:
         """Return the line with the routes of the file and the retired ones, and their mapping."""
-        if (former := ActiveRoutes.from_mapping(identity.mapping)) is None and identity.mapping:
-            problem = "messages may wait for routes that this version refuses"
-            identity_file = self.line.gateway.state_dir / IDENTITY_FILE
-            remedy = f'Deliver them with the version before; or set "mapping": "" in {identity_file} to drop them.'
-            raise ConfigError("TL-C210", f'line "{self.line.name}"', problem, remedy)
+        former = ActiveRoutes.from_mapping(identity.mapping)
         oldest_message = self._oldest_waiting() if former is not None and former.retired else None
         routes = ActiveRoutes.replacing(self.line, former, time.time(), oldest_message)
         return routes.apply_to(self.line), routes.mapping
