@@ -241,8 +241,7 @@ class DownlinkQuery(LineQuery[Downlink]):
         """Return the settings of the dead-letter sink at the line's next start; None for a line without one."""
         if self.line.dead_letter_topic is None:
             return None
-        sink_options = self._sink_options(Identity.of_line(self.bridge, self.line)).items()
-        return SinkSettings.parse({k.removeprefix(LETTERS): v for k, v in sink_options if k.startswith(LETTERS)})
+        return SinkSettings.parse(self._letter_options(Identity.of_line(self.bridge, self.line)))
 
     def _source_options(self, environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
         """Return options of Spark's Kafka source, except topics and offsets; `environ` as for `java_client`."""
@@ -288,13 +287,19 @@ class DownlinkQuery(LineQuery[Downlink]):
             "confirm": line.confirm,
             "retryTimeout": "inf",  # a full outbox is no reason to fail: the batch waits for room [I7]
         }
-        kafka_options = {
+        return {
+            LOCATION: f'line "{line.name}"',
+            REMEDY: self._recreated_topic_remedy,
+            MESSAGES: self._message_options(identity),
+            MQTT: json.dumps(mqtt_options),
+            LETTERS: json.dumps(self._letter_options(identity)),
+        }
+
+    def _letter_options(self, identity: Identity) -> dict[str, str]:
+        line = self.line
+        return {
             **self.bridge.sink_options(line, identity.sink),
             # Counted as dead letters, so they must not be lost with any guarantee.
             "guarantee": line.guarantee.value if line.guarantee.value == "exactly_once" else "at_least_once",
             **({"deadLetterTopic": line.dead_letter_topic} if line.dead_letter_topic else {}),
         }
-        options = {LOCATION: f'line "{line.name}"', REMEDY: self._recreated_topic_remedy}
-        options[MESSAGES] = self._message_options(identity)
-        sides = (MQTT, mqtt_options), (LETTERS, kafka_options)
-        return options | {prefix + key: value for prefix, side in sides for key, value in side.items()}

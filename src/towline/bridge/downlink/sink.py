@@ -9,6 +9,7 @@ each side skips the rows that it has.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,17 +43,13 @@ from towline.spark.sink import MqttStreamWriter, MqttTaskResult, stream_writer
 from towline.spark.sink_note import BatchResult, SinkNote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql.types import StructType
 
     from towline.kafka.columns import Columns
 
 FORMAT: Final = "towline_downlink"
-#: Prefixes of the options of either side.
-MQTT, LETTERS = "mqtt.", "letters."
-#: Options: of `message_table`; location and remedy in errors about a recreated topic.
-MESSAGES, LOCATION, REMEDY = "messages", "topics.where", "topics.do"
+#: Options: those of either side, as JSON; of `message_table`; location and remedy in errors about a recreated topic.
+MQTT, LETTERS, MESSAGES, LOCATION, REMEDY = "mqtt", "letters", "messages", "topics.where", "topics.do"
 _CHECKPOINT: Final = "checkpointlocation"
 _SPOOL_BYTES: Final = 64 << 20  #: Bytes of a partition that are spooled in memory.
 _MAX_ROWS: Final = 10_000  #: Rows of a batch that is passed on.
@@ -91,14 +88,15 @@ class DownlinkSink(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
         """Check the topics of the batch, and create the writers of both sides; raises their errors."""
-        letters = _side_options(self.options, LETTERS)
+        checkpoint_option = {key: value for key, value in self.options.items() if key.lower() == _CHECKPOINT}
+        mqtt, letters = (json.loads(self.options[side]) | checkpoint_option for side in (MQTT, LETTERS))
         client, checkpoint_path = SinkSettings.parse(letters).client, letters.get(_CHECKPOINT, "")
         try:
             check_source_topics(client, checkpoint_path, self.options[LOCATION], self.options[REMEDY])
         except KafkaError as error:
             return FailingWriter(error)
         sent = from_arrow_schema(pa.schema(map(MESSAGE_SCHEMA.field, _MQTT_COLUMNS)))
-        mqtt_writer = stream_writer(_side_options(self.options, MQTT), sent)
+        mqtt_writer = stream_writer(mqtt, sent)
         sink = LetterSink(letters)
         letter_schema = from_arrow_schema(DEAD_LETTER_SCHEMA)
         kafka_writer = sink.streamWriter(letter_schema, overwrite) if sink.has_dead_letter_topic else None
@@ -115,12 +113,6 @@ class LetterSink(KafkaTransactional):
 
     def _columns(self, schema: StructType) -> Columns:  # noqa: ARG002 - the bridge's fixed schema
         return DeadLetterColumns()
-
-
-def _side_options(options: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the options of one side, with the checkpoint, which both need."""
-    side_options = {key[len(prefix) :]: value for key, value in options.items() if key.lower().startswith(prefix)}
-    return side_options | {key: value for key, value in options.items() if key.lower() == _CHECKPOINT}
 
 
 @dataclass
