@@ -190,7 +190,7 @@ class DeadLetterTopic:
             if dead_letter is not None:
                 yield StoredLetter(record.partition, record.offset, record.timestamp, dead_letter)
         for collector in collectors.values():
-            self.unreadable_records += collector.dropped_chunks + sum(map(len, collector.incomplete.values()))
+            self.unreadable_records += sum(map(len, collector.incomplete.values()))
 
     def _end_offsets(self, isolation: str = "read_committed") -> dict[int, int]:
         """Return the end offset of each partition, from its leader."""

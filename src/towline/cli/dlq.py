@@ -86,7 +86,7 @@ def replay(
         deadletters.replay(topic, partial(_session, bridge), total, **selection, dry_run=dry_run)
     result = {"dry_run": dry_run, "replayed": dict(total.replayed_by_topic), "filtered": total.filtered_count}
     result |= {"dead": dict(total.dead_by_reason), **_unowned_records(topics)}
-    print_result(result, _replay_lines(total, result, dry_run=dry_run), as_json=as_json)
+    print_result(result, _replay_lines(result), as_json=as_json)
     if total.dead_by_reason:
         raise typer.Exit(1)
 
@@ -152,14 +152,14 @@ def _show_lines(result: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _replay_lines(counts: deadletters.ReplayCounts, result: dict[str, Any], *, dry_run: bool) -> Iterator[str]:
-    prefix = "would be " if dry_run else ""
-    if not (counts.replayed_by_topic or counts.filtered_count or counts.dead_by_reason):
+def _replay_lines(result: dict[str, Any]) -> Iterator[str]:
+    prefix = "would be " if result["dry_run"] else ""
+    if not (result["replayed"] or result["filtered"] or result["dead"]):
         yield from _no_letters_lines(result)
-    for topic, count in sorted(counts.replayed_by_topic.items()):
+    for topic, count in sorted(result["replayed"].items()):
         yield f"{count:>10,}  {prefix}written to {topic}"
-    if counts.filtered_count:
-        yield f"{counts.filtered_count:>10,}  {prefix}closed: a where filters them now"
-    for reason, count in sorted(counts.dead_by_reason.items()):
+    if result["filtered"]:
+        yield f"{result['filtered']:>10,}  {prefix}closed: a where filters them now"
+    for reason, count in sorted(result["dead"].items()):
         yield f"{count:>10,}  stay dead letters: {reason}"
     yield from _unowned_lines(result)

@@ -136,11 +136,9 @@ class ChunkAssembler:
     Attributes:
         incomplete: Chunks of dead letters that are not complete, by id; empty at the end of a topic, since all chunks
             of a dead letter are written in one transaction.
-        dropped_chunks: Number of chunks dropped because the next chunk of their dead letter was missing.
     """
 
     incomplete: dict[str, list[bytes]] = field(default_factory=dict)
-    dropped_chunks: int = 0
 
     def add(self, key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> DeadLetter | None:
         """Add a record; return the dead letter that it completes, None while chunks are missing.
@@ -165,7 +163,6 @@ class ChunkAssembler:
         pieces.append(value or b"")
         if index != len(pieces):
             del self.incomplete[letter_id]
-            self.dropped_chunks += len(pieces) - 1
             raise ValueError(f"chunk {index} of dead letter {letter_id} does not follow chunk {len(pieces) - 1}")
         if index < count:
             return None

@@ -227,10 +227,7 @@ class UplinkQuery(LineQuery[Uplink]):
         return SinkSettings.parse(self._sink_options(Identity.of_line(self.bridge, self.line)))
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
-        options = {"guarantee": self.line.guarantee.value, **self.bridge.sink_options(self.line, identity.sink)}
-        if self.line.dead_letter_topic and policy(self.line.guarantee).replays_batches:
-            options["deadLetterTopic"] = self.line.dead_letter_topic
-        return options
+        return {"guarantee": self.line.guarantee.value, **self.bridge.sink_options(self.line, identity.sink)}
 
     def source(self, spark: SparkSession, start_offsets: Mapping[str, int]) -> DataFrame:
         """Return slices of the line's journals, or their rows where the line has SQL.
