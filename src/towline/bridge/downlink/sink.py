@@ -90,26 +90,21 @@ class DownlinkSink(DataSource):
         """Check the topics of the batch, and create the writers of both sides; raises their errors."""
         checkpoint_option = {key: value for key, value in self.options.items() if key.lower() == _CHECKPOINT}
         mqtt, letters = (json.loads(self.options[side]) | checkpoint_option for side in (MQTT, LETTERS))
-        client, checkpoint_path = SinkSettings.parse(letters).client, letters.get(_CHECKPOINT, "")
+        settings, checkpoint_path = SinkSettings.parse(letters), letters.get(_CHECKPOINT, "")
         try:
-            check_source_topics(client, checkpoint_path, self.options[LOCATION], self.options[REMEDY])
+            check_source_topics(settings.client, checkpoint_path, self.options[LOCATION], self.options[REMEDY])
         except KafkaError as error:
             return FailingWriter(error)
         sent = from_arrow_schema(pa.schema(map(MESSAGE_SCHEMA.field, _MQTT_COLUMNS)))
         mqtt_writer = stream_writer(mqtt, sent)
-        sink = LetterSink(letters)
-        letter_schema = from_arrow_schema(DEAD_LETTER_SCHEMA)
-        kafka_writer = sink.streamWriter(letter_schema, overwrite) if sink.has_dead_letter_topic else None
+        kafka_writer: StreamWriter | None = None
+        if settings.dead_letter_topic is not None:
+            kafka_writer = LetterSink(letters).streamWriter(from_arrow_schema(DEAD_LETTER_SCHEMA), overwrite)
         return DownlinkWriter(self.options[MESSAGES], mqtt_writer, kafka_writer, checkpoint_path)
 
 
 class LetterSink(KafkaTransactional):
     """Sink of refused records as dead letters."""
-
-    @property
-    def has_dead_letter_topic(self) -> bool:
-        """True if the line has a dead-letter topic."""
-        return self._settings.dead_letter_topic is not None
 
     def _columns(self, schema: StructType) -> Columns:  # noqa: ARG002 - the bridge's fixed schema
         return DeadLetterColumns()
