@@ -135,8 +135,13 @@ def test_what_belongs_together_goes_on(tmp_path: Path, identity: Identity, seen:
 
 
 FOUND = [
-    (Seen(), WELL, "checkpoint is missing; it belonged to query q1, which had committed 700", "TL-B22"),
-    (replace(FINE, query_id="q9"), WELL, "the checkpoint is that of query q9, this line's is q1", "TL-B22"),
+    (Seen(), WELL, "checkpoint is missing, this line's is that of query q1", "TL-B22"),
+    (
+        replace(FINE, query_id="q9"),
+        WELL,
+        "the checkpoint is that of query q9, this line's is that of query q1",
+        "TL-B22",
+    ),
     (FINE, journal(name="j2", position=(700,)), "belongs to journal j1, this gateway has journal j2", "TL-B24"),
     (FINE, journal(600, 500, position=(700,)), "at offset 700, the journal ends at 600: an older copy", "TL-B24"),
     (

@@ -80,13 +80,9 @@ def _mismatches(
     if (version := checkpoint.offset_log_version) not in ("", _LOG_VERSION):
         problem = f"the checkpoint's offset log has version {version}, and this Towline reads {_LOG_VERSION}"
         yield "TL-B53", problem, "Take the version of PySpark that wrote it"
-    if identity.query and not checkpoint.query_id:
-        rows = sum(journal.committed_offset for journal in journals.values())
-        committed_text = f", which had committed {rows:,} rows" if journals else ""
-        problem = f"the checkpoint is missing; it belonged to query {identity.query}{committed_text}"
-        yield "TL-B22", problem, "Bring the checkpoint back"
     if identity.query and checkpoint.query_id != identity.query:
-        problem = f"the checkpoint is that of query {checkpoint.query_id}, this line's is {identity.query}"
+        present_text = f"is that of query {checkpoint.query_id}" if checkpoint.query_id else "is missing"
+        problem = f"the checkpoint {present_text}, this line's is that of query {identity.query}"
         yield "TL-B22", problem, "Bring the line's own checkpoint back"
     for name, journal in sorted(journals.items()):
         prefix = "" if name == identity.line else f"gateway {name}: "
