@@ -65,8 +65,7 @@ class DownlinkResult(WriterCommitMessage):
         mqtt_result: Result of the outbox.
         dead_letters: Result of Kafka; None for a line without dead letters.
         counts: ``records`` received; of those ``filtered``, ``undecided`` as their ``where`` is null, and ``unfit`` for
-            a message, and of those ``unlettered``, without a dead letter in Kafka; and messages ``sent``, as the outbox
-            reports.
+            a message; and messages ``sent``, as the outbox reports.
     """
 
     mqtt_result: MqttTaskResult
@@ -136,9 +135,6 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
             letters = chain.from_iterable(map(table.dead_letters, refused))
             kafka_result = self.kafka_writer and self.kafka_writer.write(letters)
             counts["sent"] = mqtt_result.rows
-            # A failure notice that Kafka refuses is a dead letter too, but no record of the line.
-            dead_lettered = kafka_result.delivery.dead_lettered if kafka_result else 0
-            counts["unlettered"] = max(0, counts["unfit"] - dead_lettered)
             return DownlinkResult(mqtt_result, kafka_result or None, counts)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name

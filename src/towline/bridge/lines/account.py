@@ -332,9 +332,8 @@ def _downlink_disagreements(counts: Counter[str]) -> Iterator[str]:
     sent = counts["records"] - counts["filtered"] - counts["undecided"] - counts["unfit"]
     if sent != counts["sent"]:
         yield f"the writer says {sent:,} messages went to the outbox · the outbox says it has {counts['sent']:,}"
-    missing_letters = max(counts["unlettered"], counts["unfit"] - counts["dead_lettered"])
-    if missing_letters > 0:
-        yield f"the writer says {counts['unfit']:,} dead letters · the sink says {counts['unfit'] - missing_letters:,}"
+    if counts["unfit"] > counts["dead_lettered"]:
+        yield f"the writer says {counts['unfit']:,} dead letters · the sink says {counts['dead_lettered']:,}"
     yield from _sink_disagreements(counts)
     if counts["accepted"] < counts["sent"]:
         outbox_text = f"the outbox knows {counts['accepted']:,}"
