@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from towline.errors import ConfigError, GatewayUnreachable, TowlineError
 from towline.gateway.access import DEFAULT_TICKET_S, ClientAccess, is_remote, parse_gateways
@@ -83,9 +83,7 @@ class GatewayAddress:
             return GatewayClient(self.location, self.access, ticket=self.ticket, ca_pem=self.ca_pem)
         client = find_running(Path(self.location))
         if client is None:
-            remedy = "Start it, or give the options broker, subscribe and stateDir instead of gateway."
-            if self.settings:
-                remedy = "It is on the driver's machine: other machines need one on the network (option gateway)."
+            remedy = "Start it there, or give the options of one to start; other machines need one on the network."
             raise GatewayUnreachable("TL-G01", self.location, "no gateway runs in this state directory", remedy)
         return client
 
@@ -172,15 +170,6 @@ def _read_names(text: str) -> tuple[str, ...]:
     return tuple(parse_label(part.strip()) for part in text.split(",") if part.strip())
 
 
-def _read_milliseconds(text: str) -> float:
-    """Read milliseconds, and return seconds."""
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ValueError("must be a whole number of milliseconds")
-    if int(text) > LONGEST_DELAY_MS:
-        raise ValueError(f"must be at most {LONGEST_DELAY_MS}, or Spark's idle Python workers end meanwhile")
-    return int(text) / 1000
-
-
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """Options of a source. An option that differs between gateways is a map by their names.
@@ -197,11 +186,10 @@ class ReadPlan:
             (of a batch read), ``latest``, or a number; for several gateways one word for all, or JSON: ``{"g1":
             "latest", "g2": 4711}``.
         end_offset: Offset after the last row, batch reads only; for several gateways JSON by their names.
-        max_delay_s: Longest pause between two batches while rows wait: milliseconds in the option, at most 30000,
-            seconds here; with more rows it is shorter (docs/options.md#when-a-batch-begins). A query with several
-            sources waits for each. ``Trigger.AvailableNow`` and the first batch never wait.
-        poll_s: Longest wait of an idle query in one call: milliseconds in the option; lower it when a query has several
-            sources.
+        max_delay_ms: Longest pause between two batches while rows wait, in milliseconds, at most 30000, as Spark's idle
+            Python workers end later; with more rows it is shorter (docs/options.md#when-a-batch-begins). A query with
+            several sources waits for each. ``Trigger.AvailableNow`` and the first batch never wait.
+        poll_ms: Longest wait of an idle query in one call, in milliseconds; lower it when a query has several sources.
         options_error: Error in the options, raised by the reader: Spark masks an exception where a reader is created.
         checkpoint: Location of the query's checkpoint, the same as the writer's: a gateway that the source starts
             compares it with its journal before it receives (docs/guarantees.md#restored-copies), committed
@@ -226,8 +214,8 @@ class ReadPlan:
     max_bytes: Annotated[int, Ge(1), Option("maxBytesPerTrigger", parse=parse_size)] = 256 << 20
     start_offset: Annotated[_StartOffsets, Option("startingOffset", parse=_read_start_offset)] | None = None
     end_offset: Annotated[int | Mapping[str, int], Option("endingOffset", parse=_offset_reader())] | None = None
-    max_delay_s: Annotated[float, Option("maxTriggerDelayMs", parse=_read_milliseconds)] = 0.0
-    poll_s: Annotated[float, Option("pollMs", parse=_read_milliseconds)] = 5.0
+    max_delay_ms: Annotated[int, Ge(0), Le(LONGEST_DELAY_MS), Option("maxTriggerDelayMs")] = 0
+    poll_ms: Annotated[int, Ge(0), Le(LONGEST_DELAY_MS)] = 5000
     options_error: ConfigError | None = None
     checkpoint: Annotated[str, Option("checkpointLocation")] = ""
     event_time: bool = False

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Ge, Le
 from pydantic import ValidationError
@@ -269,13 +269,6 @@ def _read_topic(text: str) -> str:
     return text
 
 
-def _read_confirm(text: str) -> bool:
-    """Read the option ``confirm``: True for the broker, False for the outbox."""
-    if text.lower() not in ("outbox", "broker"):
-        raise ValueError("must be outbox or broker")
-    return text.lower() == "broker"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
     """Options of a sink.
@@ -288,7 +281,7 @@ class SinkOptions:
         topic: Default topic of rows; without it each row needs its own.
         qos: Default QoS of rows; by guarantee if not given.
         retain: Default retain flag of rows.
-        confirm_by_broker: When a batch counts as written: on the disk of the outbox (``outbox``, the default), or
+        confirm: When a batch counts as written: on the disk of the outbox (``outbox``), or
             acknowledged by the broker (``broker``).
         confirm_timeout_s: Seconds that a task waits for the broker.
         retry_timeout_s: Seconds that a task waits for room in a full outbox, or for an unreachable gateway; ``0`` tries
@@ -301,7 +294,7 @@ class SinkOptions:
     topic: Annotated[str, Option(parse=_read_topic)] | None = None
     qos: Annotated[int, Ge(0), Le(2)]
     retain: bool = False
-    confirm_by_broker: Annotated[bool, Option("confirm", parse=_read_confirm)] = False
+    confirm: Literal["outbox", "broker"] = "outbox"
     confirm_timeout_s: Annotated[float, Ge(0.001), Option("confirmTimeout")] = 600.0
     retry_timeout_s: Annotated[float, Ge(0)] = 600.0
 

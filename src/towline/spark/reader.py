@@ -193,7 +193,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: Created in the runner, by the first call that only the runner gets: it can't be pickled.
         self._planner: BatchPlanner | None = None
         self._durable_offsets = DurableOffsetTracker(plan.checkpoint)
-        self._trigger_timing = TriggerTiming(plan.max_delay_s)
+        self._trigger_timing = TriggerTiming(plan.max_delay_ms / 1000)
         self._error_logged = False
         self._queue_warning_logged = False
 
@@ -241,7 +241,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start_offset, planner, timing = SourceOffset.parse(start), self._runner_planner, self._trigger_timing
         timing.end_batch(time.monotonic())
         durable = self._durable_offsets.sync_committed(start_offset, must_sync=planner.is_finished(start_offset))
-        wait_s = timing.poll_timeout_s(self._plan.poll_s, time.monotonic(), all_durable=durable == start_offset)
+        wait_s = timing.poll_timeout_s(self._plan.poll_ms / 1000, time.monotonic(), all_durable=durable == start_offset)
         has_end = planner.end_offsets is not None
         end_offset = planner.plan_batch(start_offset, durable, limit, 0.0 if has_end else wait_s)
         while delay_s := self._trigger_delay_s(planner, start_offset, end_offset):

@@ -158,16 +158,14 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
                 time.sleep(backoff.next_pause())
 
     def _await_confirmation(self, end_offset: int, timeout_s: float) -> None:
-        remaining_s, deadline = timeout_s, time.monotonic() + timeout_s
-        while True:
-            poll_s = max(0.0, min(remaining_s, _BROKER_POLL_S))
+        deadline = time.monotonic() + timeout_s
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            poll_s = min(remaining_s, _BROKER_POLL_S)
             if self._call_with_retry(methodcaller("wait_delivered", end_offset, timeout_s=poll_s)):
                 return
-            if remaining_s <= 0:
-                problem = f"the broker has not confirmed a batch within {timeout_s:g} s"
-                remedy = "Its messages are in the outbox and are sent; restart the query, it stores no batch twice."
-                raise GatewayError("TL-G24", _FORMAT, problem, remedy)
-            remaining_s = deadline - time.monotonic()
+        problem = f"the broker has not confirmed a batch within {timeout_s:g} s"
+        remedy = "Its messages are in the outbox and are sent; restart the query, it stores no batch twice."
+        raise GatewayError("TL-G24", _FORMAT, problem, remedy)
 
     def _record_batch(self, answers: Sequence[MqttTaskResult], batch: int | None) -> None:  # noqa: ARG002 - the outbox has it
         newest = max((answer.outbox_offset for answer in answers), key=attrgetter("offset"), default=None)
@@ -243,15 +241,12 @@ def _create_writer(
     options = parse_sink_options(texts, checkpoint)
     defaults = {"topic": options.topic, "qos": options.qos, "retain": options.retain}
     columns = SinkColumns.bind(column_types(schema.fields, _FORMAT), options.qos_levels, **defaults)
-    timeout_s = options.confirm_timeout_s if options.confirm_by_broker else None
+    timeout_s = options.confirm_timeout_s if options.confirm == "broker" else None
     return writer_type(options.address, columns, options.retry_timeout_s, timeout_s)
 
 
 def _checked_address(address: GatewayAddress, subject: str, offset: JournalOffset | None = None) -> GatewayAddress:
-    """Check that an outbox matches the checkpointed offset, and return the address with a ticket for the tasks.
-
-    An unreachable gateway is awaited, as it may be restarting: Spark creates a writer for each commit too.
-    """
+    """Check that an outbox matches the checkpointed offset; return the address with a ticket. Awaits the gateway."""
 
     def check_once() -> GatewayAddress:
         with address.connect() as client:

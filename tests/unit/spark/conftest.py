@@ -32,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def plan(server: Served) -> ReadPlan:
-    return ReadPlan(GatewayAddress(str(server.state_dir)), "default", poll_s=0.05)
+    return ReadPlan(GatewayAddress(str(server.state_dir)), "default", poll_ms=50)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def new_reader(tmp_path: Path) -> Iterator[NewReader]:
 
     def make(*names: str, **more: Any) -> MqttStreamReader:
         at = tuple(str(tmp_path / name) for name in names or ("g1", "g2"))
-        plan = ReadPlan(GatewayAddress(""), "default", poll_s=0.05, gateways=at)
+        plan = ReadPlan(GatewayAddress(""), "default", poll_ms=50, gateways=at)
         made.append(MqttStreamReader(replace(plan, **more)))
         return made[-1]
 

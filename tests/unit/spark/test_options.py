@@ -47,7 +47,7 @@ def test_three_options_are_enough() -> None:
     assert options.address.location == "/var/lib/towline/plant-7"
     assert (options.consumer, options.replays_batches) == ("default", True)
     assert (options.max_rows, options.max_bytes) == (200_000, 256 << 20)
-    assert (options.start_offset, options.end_offset, options.poll_s) == (None, None, 5.0)
+    assert (options.start_offset, options.end_offset, options.poll_ms) == (None, None, 5000)
 
 
 def test_gateway_options_of_each_kind_arrive() -> None:
@@ -77,7 +77,7 @@ def test_source_options_arrive() -> None:
         startingOffset="17", endingOffset="20", pollMs="250", maxTriggerDelayMs="500", maxBytesPerTrigger="64m"
     )
     assert (options.start_offset, options.end_offset, options.max_bytes) == (17, 20, 64 << 20)
-    assert (options.poll_s, options.max_delay_s) == (0.25, 0.5)
+    assert (options.poll_ms, options.max_delay_ms) == (250, 500)
     assert parse(startingOffset="LATEST").start_offset == "latest"
     assert parse(eventTime="true", checkpointLocation="/ck").event_time
     assert several(removedGateways="g3, g4").removed_gateways == ("g3", "g4")
@@ -131,7 +131,7 @@ MISTAKES = [
     ({"startingOffset": "-1"}, 'option "startingOffset" "-1" 0 TL-C21'),
     ({"startingOffset": '{"g1": 7}'}, 'option "startingOffset" TL-C23'),
     ({"endingOffset": "latest"}, 'option "endingOffset" "latest" 0 TL-C21'),
-    ({"pollMs": "60000"}, 'option "pollMs" "60000" 30000, TL-C21'),
+    ({"pollMs": "60000"}, 'option "pollMs" "60000" 30,000 TL-C21'),
     ({"gateway": "/x"}, 'option "broker" TL-C23'),
     ({"eventTime": "true"}, 'option "eventTime" checkpointLocation TL-C23'),
     ({"removedGateways": "g3"}, 'option "removedGateways" gateways TL-C23'),

@@ -96,7 +96,7 @@ def test_no_row_is_late_and_a_replay_has_the_same_times(server: Served, plan: Re
 
 def test_available_now_neither_waits_nor_ticks(server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trigger, "IDLE_BATCH_S", 0.0)
-    made = MqttStreamReader(replace(plan, poll_s=30))
+    made = MqttStreamReader(replace(plan, poll_ms=30000))
     made.prepareForTriggerAvailableNow()
     at = made.initialOffset()
     assert made.latestOffset(at, ALL) is at
@@ -211,7 +211,7 @@ def test_the_one_gateway_of_a_source_is_away_as_one_of_several_is(
 
 @pytest.fixture
 def lonely(tmp_path: Path) -> Iterator[MqttStreamReader]:
-    stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path)), "default", poll_s=0.05))
+    stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path)), "default", poll_ms=50))
     yield stream
     stream.stop()
 
@@ -258,7 +258,7 @@ def test_a_broker_whose_queue_may_have_been_too_short_is_told_once(
 ) -> None:
     """As of a Mosquitto as installed, which drops without a word; of another broker it is not known."""
     place = parse_options({"broker": "mqtt://h", "subscribe": "t", "stateDir": str(server.state_dir)}).address
-    stream = MqttStreamReader(ReadPlan(place, "default", poll_s=0.05))
+    stream = MqttStreamReader(ReadPlan(place, "default", poll_ms=50))
     server.reported = {"absent_s": absent_s, "arrived": arrived, "up_s": 2.0}
     here = stream.initialOffset()
     for _ in range(2):

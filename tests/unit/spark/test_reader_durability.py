@@ -188,7 +188,7 @@ def restored(state: Path, copied_at: int) -> dict[str, Any]:
     shutil.copytree(state / "inbox", state / "older")
     with served(state) as server:
         server.add(20 - copied_at)
-        stream = MqttStreamReader(ReadPlan(GatewayAddress(str(state)), "default", poll_s=0.05))
+        stream = MqttStreamReader(ReadPlan(GatewayAddress(str(state)), "default", poll_ms=50))
         at = stream.latestOffset(stream.initialOffset(), ALL)
         stream.stop()
     shutil.rmtree(state / "inbox")
@@ -204,7 +204,7 @@ def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path) -> None
     """The same journal, and longer than the checkpoint: only the incarnation tells that its rows are others."""
     at = restored(tmp_path / "state", 19)
     with served(tmp_path / "state") as server:
-        stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path / "state")), "default", poll_s=0.05))
+        stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path / "state")), "default", poll_ms=50))
         with pytest.raises(
             ReaderFenced, match=r"an older copy that was written to since.*newest state directory.*Or .*TL-G26"
         ):

@@ -113,7 +113,7 @@ class Query:
         names = list(NAMES)
         self._chance.shuffle(names)
         at = tuple(str(self._place / name) for name in names)
-        return MqttStreamReader(ReadPlan(GatewayAddress(""), "default", poll_s=0.02, gateways=at, max_bytes=MAX_BYTES))
+        return MqttStreamReader(ReadPlan(GatewayAddress(""), "default", poll_ms=20, gateways=at, max_bytes=MAX_BYTES))
 
     def _run(self, reader: MqttStreamReader, batch: int) -> None:
         start, end = self.log[batch - 1], self.log[batch]

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_any_gateway_wakes_the_reader(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    stream = new_reader(poll_s=30.0)
+    stream = new_reader(poll_ms=30000)
     at = stream.latestOffset(stream.initialOffset(), ALL)
     for one in two:
         before = ends(at)[one.name]

@@ -47,7 +47,7 @@ def as_a_worker_gets_it(far: Remote, *values: Any) -> list[Any]:
 
 def test_a_worker_reads_its_slice_without_a_file_and_no_more(far: Remote) -> None:
     far.server.add(30)
-    plan = replace(MqttDataSource(options(far, gatewayTicketValidity="7200"))._plan, poll_s=0.05, max_rows=10)
+    plan = replace(MqttDataSource(options(far, gatewayTicketValidity="7200"))._plan, poll_ms=50, max_rows=10)
     stream = MqttStreamReader(plan)
     start = stream.initialOffset()
     end = stream.latestOffset(start, stream.getDefaultReadLimit())
