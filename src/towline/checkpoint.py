@@ -82,18 +82,14 @@ class Checkpoint:
 
     @property
     def _path(self) -> Path:
-        """Local directory; computed each time, since the query may create it at any moment.
-
-        A path without a scheme belongs to Hadoop's ``fs.defaultFS``; it is local when it exists here. Hadoop's paths
-        have no percent encoding, so nothing is decoded.
-        """
+        """Local directory; computed each time, since the query may create it at any moment."""
         match = _SCHEME.match(self._location)
-        if match is None:
+        if match is None:  # of Hadoop's ``fs.defaultFS``: local when it exists here
             there = bool(self._location) and Path(self._location).is_dir()
             return Path(self._location).absolute() if there else _NOT_LOCAL
         if match[1].lower() != "file":
             return _NOT_LOCAL
-        return Path(re.sub(r"^//[^/]*(?=/)", "", match[2])).absolute()
+        return Path(re.sub(r"^//[^/]*(?=/)", "", match[2])).absolute()  # Hadoop's paths have no percent encoding
 
     def last_planned_batch(self) -> int | None:
         """Return the newest batch in the offset log; None if there is none, or the checkpoint is not local."""

@@ -408,10 +408,7 @@ class BatchPlanner:
         return end
 
     def _position_of(self, first_position: JournalPosition, offset: SourceOffset) -> JournalPosition | None:
-        """Return the position of a connected gateway, by its journal id, else by its name.
-
-        The gateway refuses a position in another journal.
-        """
+        """Return the position of a connected gateway, by its journal id, else by its name."""
         # With the option ``gateway`` the only position must be its.
         only_position = offset.positions[0] if not self._plan.gateways and len(offset.positions) == 1 else None
         same_journal = (position for position in offset.positions if position.journal == first_position.journal)

@@ -96,18 +96,13 @@ class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_Re
         return self._streaming_task()
 
     def _streaming_task(self, batch_option: int | None = None, sink_id: str | None = None) -> Task:
-        """Return the running task of a micro-batch.
-
-        Args:
-            batch_option: Option ``batchId`` of a write in foreachBatch; None in a stream.
-            sink_id: Used as query id in such a write if Spark gives none: Connect, a thread of the user.
-        """
+        """Return the running task of a micro-batch; in foreachBatch with the option ``batchId``, and a query's name."""
         context, batch, query = TaskContext.get(), task_property(BATCH_ID), task_property(_QUERY_ID)
         if batch_option is not None:
             if batch not in (None, str(batch_option)):
                 remedy = 'Give the id that foreachBatch gives: option("batchId", batch_id). A stream needs none.'
                 raise self._create_error(f'option "batchId" is {batch_option}, and Spark runs batch {batch}', remedy)
-            batch, query = str(batch_option), query or sink_id
+            batch, query = str(batch_option), query or sink_id  # Connect and threads of a user get no query id
         if context is None or not batch or not query:
             problem = "Spark does not report the batch of this task, so the guarantee can't be kept"
             raise self._create_error(problem, "Use it with writeStream in micro-batch mode, not inside other code.")
