@@ -6,6 +6,7 @@ warms Spark's compilers and is not counted.
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections import Counter
@@ -17,6 +18,8 @@ from benchmarks.intake import forget
 from benchmarks.peers import beside
 from benchmarks.pipeline import RIVAL_TOPIC, Ends
 from benchmarks.rig import UNLIMITED, held, machine, publish, wait
+from benchmarks.start import PEAK_JVM
+from towline.spark.java import QUICK_JVM
 from towline_prove import processes
 from towline_prove.processes import Role
 from towline_prove.rig import Rig
@@ -35,7 +38,7 @@ _JVM_THREADS: Final = {
 }
 
 
-#: Guarantee and Spark's tier; peers are measured beside the last.
+#: Guarantee and the compilers of Spark's JVM; peers are measured beside the last.
 _CASES: Final = (("exactly_once", "quick"), ("at_least_once", "peak"), ("at_least_once", "quick"))
 
 
@@ -115,9 +118,10 @@ def _drained(rig: Rig, directory: Path, child: int, count: int) -> Counter[Place
 
 def profile(count: int, rounds: int, guarantee: str, tier: str) -> None:
     """Drain `count` messages as often as `rounds` says, and print the second half."""
+    os.environ["SPARK_SUBMIT_OPTS"] = " ".join(QUICK_JVM) if tier == "quick" else PEAK_JVM
     with (
         tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
-        Rig(Path(name) / "rig", mosquitto=UNLIMITED, guarantee=guarantee, direct=True, tier=tier) as rig,
+        Rig(Path(name) / "rig", mosquitto=UNLIMITED, guarantee=guarantee, direct=True) as rig,
     ):
         rig.warm_up(5_000)
         child = rig.bridge.child

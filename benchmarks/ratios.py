@@ -28,7 +28,6 @@ name = "{name}"
 state_dir = "{directory}/state"
 mqtt = {{ brokers = ["mqtt://127.0.0.1:{port}"] }}
 kafka = {{ bootstrap_servers = "{kafka}" }}
-spark = {{ tier = "quick" }}
 [[uplink]]
 name = "{name}"
 guarantee = "{guarantee}"

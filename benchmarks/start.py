@@ -14,6 +14,7 @@ from mqtt5 import ConnectPacket, DisconnectPacket, PublishPacket, QoS
 from benchmarks.intake import forget
 from benchmarks.pipeline import Ends
 from benchmarks.rig import machine, wait
+from towline.spark.java import QUICK_JVM
 from towline_prove import processes
 from towline_prove.devstack.kafka import Kafka
 from towline_prove.devstack.mosquitto import Mosquitto
@@ -24,24 +25,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+#: Java's own compilers and collector, also on few cores.
+PEAK_JVM: Final = "-XX:TieredStopAtLevel=4 -XX:-UseSerialGC"
+
+
 class Way(NamedTuple):
     """How Spark's JVM is started.
 
     Attributes:
         name: For people.
-        tier: ``[spark] tier``.
+        options: Of the JVM, in ``SPARK_SUBMIT_OPTS``.
         light: With the archive of classes, and the home that it belongs to; else with Spark's own home.
     """
 
     name: str
-    tier: str
+    options: str
     light: bool
 
 
 WAYS: Final = (
-    Way("as Java does", "peak", light=False),
-    Way("with the archive of classes", "peak", light=True),
-    Way("and one compiler", "quick", light=True),
+    Way("as Java does", PEAK_JVM, light=False),
+    Way("with the archive of classes", PEAK_JVM, light=True),
+    Way("and one compiler", " ".join(QUICK_JVM), light=True),
 )
 
 
@@ -60,9 +65,10 @@ def start(directory: Path, broker: Mosquitto, kafka: Kafka, way: Way) -> Started
     """Start a bridge that has never run; a retained message waits for it."""
     config = directory / "bridge.toml"
     text = bridge_file(directory / "state", broker.uri, kafka.bootstrap, "at_least_once", writer="start", kafka_line="")
-    config.write_text(f'{text}\n[spark]\ntier = "{way.tier}"\n')
+    config.write_text(text)
     ends = Ends(kafka.bootstrap, TOPIC, 2)
     before = ends()
+    os.environ["SPARK_SUBMIT_OPTS"] = way.options
     if not way.light:
         os.environ[_HOME] = str(Path(pyspark.__file__).parent)
     try:

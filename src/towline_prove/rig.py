@@ -55,7 +55,6 @@ class Rig:
         client: Mapping[str, int] | None = None,
         uplink_line: str = "",
         direct: bool = False,
-        tier: str = "auto",
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
@@ -63,7 +62,7 @@ class Rig:
         self.mosquitto = Mosquitto(directory / "mosquitto", settings={"sys_interval": "1", **(mosquitto or {})})
         self._partitions = partitions
         settings = ", ".join(f'"{name}" = {value}' for name, value in (client or {}).items())
-        self._file_parts = (f"settings = {{ {settings} }}", uplink_line, tier)
+        self._file_parts = (f"settings = {{ {settings} }}", uplink_line)
         self._direct = direct
         proxy_port, kafka_port = free_port(), free_port()
         advertised = {} if direct else {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy_port}"}
@@ -90,10 +89,10 @@ class Rig:
 
     def _write_config(self) -> None:
         mqtt = self.mosquitto.uri if self._direct else f"mqtt://127.0.0.1:{self.mqtt_proxy.port}"
-        client_line, uplink_line, tier = self._file_parts
+        client_line, uplink_line = self._file_parts
         endpoints = (self.directory / "state", mqtt, self.bootstrap)
         text = bridge_file(*endpoints, self.guarantee, writer="prove", kafka_line=client_line, uplink_line=uplink_line)
-        self.bridge.config.write_text(f'{text}\n[spark]\ntier = "{tier}"\n', encoding="utf-8")
+        self.bridge.config.write_text(text, encoding="utf-8")
 
     @property
     def versions(self) -> str:

@@ -16,7 +16,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from enum import StrEnum
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -236,17 +235,6 @@ def spark_kafka_jars() -> list[Path]:
     return sorted(directory.glob("*.jar"))
 
 
-class Tier(StrEnum):
-    """JIT and garbage collector settings of Spark's JVM; docs/benchmarks.md has the figures."""
-
-    #: `QUICK` on a machine of up to two cores, else `PEAK`.
-    AUTO = "auto"
-    #: Quick start, one compiler: compiler and garbage collector leave the cores to brokers and workers.
-    QUICK = "quick"
-    #: Java's default: slow code until it has been compiled twice, the fastest after that.
-    PEAK = "peak"
-
-
 QUIET_JVM: Final = [
     "-Xshare:auto",
     *("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off"),  # no log line about another Java's archive
@@ -259,15 +247,16 @@ _ARROW_UNCHECKED: Final = ("-Darrow.enable_unsafe_memory_access=true", "-Darrow.
 #: Cheaper start of child processes: Hadoop starts a ``chmod`` for each file of a checkpoint. Java 24 has removed it.
 _VFORK: Final = "-Djdk.lang.Process.launchMechanism=VFORK"
 _NEWEST_VFORK_JAVA: Final = 23
+#: Quick start, one compiler: compiler and garbage collector leave the cores to brokers and workers. Java's default is
+#: slow until code was compiled twice, the fastest after that (docs/benchmarks.md#starts).
 QUICK_JVM: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 #: Most cores without a free one for the second compiler.
 _FEW_CORES: Final = 2
 
 
-def jvm_options(tier: Tier) -> list[str]:
-    """Return the options of Spark's JVM, except the class archive."""
-    has_few_cores = len(os.sched_getaffinity(0)) <= _FEW_CORES
-    is_quick = tier is Tier.QUICK or (tier is Tier.AUTO and has_few_cores)
+def jvm_options(*, quick: bool | None = None) -> list[str]:
+    """Return the options of Spark's JVM, except the class archive; `QUICK_JVM` by default on few cores."""
+    is_quick = len(os.sched_getaffinity(0)) <= _FEW_CORES if quick is None else quick
     options = [*QUIET_JVM, *_ARROW_UNCHECKED, *(QUICK_JVM if is_quick else ())]
     with contextlib.suppress(SetupError):  # Spark may find another Java
         if (java_version(str(find_java())) or math.inf) <= _NEWEST_VFORK_JAVA:
@@ -405,7 +394,7 @@ spark.stop()
 
 
 def _run_trial(home: Path, _: Path, archive_option: str) -> None:
-    options = shlex.join([*jvm_options(Tier.QUICK), archive_option])
+    options = shlex.join([*jvm_options(quick=True), archive_option])
     environ = {**os.environ, "SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options}
     trial_run = _run([sys.executable, "-c", _TRIAL_SCRIPT], _TRIAL_TIMEOUT_S, environ)
     if trial_run.returncode:

@@ -28,7 +28,6 @@ from towline import files
 from towline.errors import SetupError
 from towline.spark.java import (
     QUICK_JVM,
-    Tier,
     archive_options,
     find_java,
     jvm_options,
@@ -100,7 +99,7 @@ def enable_fast_start(environment: MutableMapping[str, str] = os.environ) -> Non
     Options in ``SPARK_SUBMIT_OPTS`` stay and win, and so does ``KAFKA_JVM_PERFORMANCE_OPTS``.
     """
     home = light_spark_home()
-    options = jvm_options(Tier.QUICK)
+    options = jvm_options(quick=True)
     if home is not None:
         environment["SPARK_HOME"] = str(home)
         options += archive_options(spark_archive_path(home))

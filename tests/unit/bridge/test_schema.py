@@ -88,7 +88,6 @@ bootstrap_servers = "k1:9092"
 create_topics = { partitions = 3 }
 settings = { "client.rack" = "r1" }
 [spark]
-tier = "quick"
 conf = { "spark.ui.retainedJobs" = 10 }
 [gateway]
 ticket_valid_s = 600

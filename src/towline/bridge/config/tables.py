@@ -21,7 +21,6 @@ from towline.gateway.settings import ListenAddress, OutboxLimits, ReceiptSetting
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.net.settings import MqttSettings
-from towline.spark.java import Tier
 from towline.spark.trigger import LONGEST_DELAY_MS
 from towline.validation import SettingsModel
 
@@ -105,10 +104,6 @@ class SparkSection(SettingsModel):
         ui: Whether Spark's web page is served (on loopback).
         conf: Further Spark settings.
         kafka_jars: Jars of Spark's Kafka source, for downlinks: files and directories; by default Maven's.
-        tier: How the JVM of a local master, or of the driver of a standalone cluster, is tuned: ``quick`` (one
-            compiler, the serial collector) starts in half the CPU and is best at low rates and on few cores; ``peak``
-            (Java's own choice) is faster under full load for hours; ``auto`` is ``quick`` on up to two cores
-            (docs/benchmarks.md#starts). Options in ``SPARK_SUBMIT_OPTS`` win.
     """
 
     master: str = Field(default="local[*]", min_length=1)
@@ -116,7 +111,6 @@ class SparkSection(SettingsModel):
     ui: bool = False
     conf: dict[str, str | bool | int | float] = Field(default_factory=dict)
     kafka_jars: tuple[Path, ...] = ()
-    tier: Tier = Tier.AUTO
 
 
 class GatewaySection(SettingsModel):

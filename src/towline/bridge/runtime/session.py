@@ -291,7 +291,7 @@ def driver_environment(bridge: Bridge, scratch_dir: Path, environ: Mapping[str, 
     # Executors of a standalone cluster use their worker's home; others may need the driver's copy of PySpark.
     uses_own_home = not is_cluster(master) or master.startswith("spark://")
     home = light_spark_home() if uses_own_home else None
-    options = jvm_options(bridge.spark.tier) if uses_own_home else []
+    options = jvm_options() if uses_own_home else []
     variables |= local_fs_variables(environ) if not is_cluster(master) else {}
     variables |= _executor_python(bridge, scratch_dir, environ) if is_cluster(master) else {}
     if home is not None:
