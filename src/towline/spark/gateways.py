@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -267,7 +266,7 @@ class SourceGateway:
             self._restart_thread.start()
         try:
             status = client.acquire(self._lease, wait_s=LEASE_WAIT_S)
-            start = self._plan.start_position(client, status, self.address.location, "committed")
+            start = self._plan.start_position(client, status, "committed")
         except BaseException:
             client.close()
             raise
@@ -314,8 +313,6 @@ class BatchPlanner:
         self._plan = plan
         lease = Lease(plan.consumer)
         self.gateways = tuple(SourceGateway(address, plan, lease) for address in plan.addresses)
-        #: Gateways that are not in the list, and serve an interrupted batch; by location.
-        self._removed_gateways: dict[str, SourceGateway] = {}
         self.end_offsets: dict[str, int] | None = None
         self.planned_range: tuple[SourceOffset, SourceOffset] | None = None
         #: Number of consecutive batches whose limits left no room for a gateway.
@@ -326,7 +323,7 @@ class BatchPlanner:
 
     def release(self) -> None:
         """Release all leases; commits nothing. An unavailable gateway has no lease, and is not polled again."""
-        for gateway in (*self.gateways, *self._removed_gateways.values()):
+        for gateway in self.gateways:
             gateway.release()
 
     def connect(self) -> None:
@@ -387,14 +384,11 @@ class BatchPlanner:
         for gateway, position in positions.items():
             if position:
                 rows_to_end = None if self.end_offsets is None else self._remaining_rows(position)
-                request_start = replace(position, location=gateway.address.location)
-                durable_offset = durable.offset_in(position.journal)
                 row_limit = _lowest_limit(max_rows, rows_to_end)
-                requests[gateway] = PollRequest(request_start, durable_offset, row_limit, max_bytes)
+                requests[gateway] = PollRequest(position, durable.offset_in(position.journal), row_limit, max_bytes)
         results = self._poll_gateways(requests, 0.0 if removed_names or joining else wait_s)
-        start_positions = [request.start for request in requests.values()]
         end_positions = self._end_positions(requests, results, max_rows, max_bytes)
-        end = start.with_positions(*start_positions, *end_positions, *joining).without_gateways(*removed_names)
+        end = start.with_positions(*end_positions, *joining).without_gateways(*removed_names)
         self.planned_range = start, end
         unavailable = [
             gateway for gateway in requests if gateway.outage and self._remaining_rows(requests[gateway].start)
@@ -543,32 +537,25 @@ class BatchPlanner:
 
     def _removed_names(self, offset: SourceOffset, listed_positions: Iterable[object]) -> list[str]:
         """Return the gateways to remove from the checkpoint; raises TL-G51 for one that the options do not name."""
-        # A gateway that was never connected is identified by its location. While one is not, any position may be its.
-        unknown_locations = {gateway.address.location for gateway in self.gateways if not gateway.start}
         other_positions = [position for position in offset.positions if position not in listed_positions]
-        if not unknown_locations <= {position.location for position in other_positions}:
+        names = [position.gateway for position in other_positions]
+        removed_names = [name for name in names if name in self._plan.removed_gateways]
+        unnamed = [name for name in names if name not in removed_names]
+        # Each gateway that was never connected may be one of them; as many others at least left the list.
+        unknown_count = sum(not gateway.start for gateway in self.gateways)
+        if (left_count := len(unnamed) - unknown_count) > 0:
+            gateways_text = f"{left_count} of the checkpoint's gateways ({', '.join(unnamed)})"
+            problem = f"{gateways_text} left the list, and messages may wait there"
+            remedy = (
+                f"Put it back, and drain it; then name it: removedGateways={unnamed[0]} "
+                f'(in a bridge file, removed_gateways = ["{unnamed[0]}"]).'
+            )
+            raise ConfigError("TL-G51", GATEWAYS_OPTION, problem, remedy)
+        if len(removed_names) > len(names) - unknown_count:
             return []
-        removed_positions = [position for position in other_positions if position.location not in unknown_locations]
-        for name, location in ((position.gateway, position.location) for position in removed_positions):
-            if name not in self._plan.removed_gateways:
-                problem = f'gateway "{name}" is no longer in the list, and messages may wait at {location}'
-                remedy = (
-                    f"Put it back, and drain it; then name it: removedGateways={name} "
-                    f'(in a bridge file, removed_gateways = ["{name}"]).'
-                )
-                raise ConfigError("TL-G51", GATEWAYS_OPTION, problem, remedy)
+        for name in removed_names:
             _LOG.warning("gateway %s is removed from the checkpoint, as in removedGateways", name)
-        return [position.gateway for position in removed_positions]
-
-    def _gateway_at(self, location: str) -> SourceGateway:
-        """Return the gateway at a location, from the list or else of the removed ones."""
-        for gateway in self.gateways:
-            if gateway.address.location == location:
-                return gateway
-        if location not in self._removed_gateways:
-            lease = Lease(self._plan.consumer)
-            self._removed_gateways[location] = SourceGateway(self._plan.address_of(location), self._plan, lease)
-        return self._removed_gateways[location]
+        return removed_names
 
     def slices(self, start: SourceOffset, end: SourceOffset) -> list[Slice]:
         """Return the partitions of the batch between two offsets: the same ones, with the same rows, at each call.
@@ -581,22 +568,34 @@ class BatchPlanner:
         return slices or [Slice(self._plan.address, idle.journal, idle.offset, idle.offset, idle.incarnation)]
 
     def _gateway_slice(self, start: int, end: JournalPosition) -> Slice:
-        known_locations = {gateway.address.location for gateway in self.gateways}
-        if end.location not in known_locations and not all(gateway.start for gateway in self.gateways):
-            self.connect()  # it may have moved
-        end_offset, connected = SourceOffset((end,)), [gateway for gateway in self.gateways if gateway.start]
-        matching = (gateway for gateway in connected if gateway.start and self._position_of(gateway.start, end_offset))
-        gateway = next(matching, None) or self._gateway_at(end.location)
         try:
-            return retry_while_unreachable(partial(gateway.slice, start, end), timeout_s=GATEWAY_TIMEOUT_S)
+            return retry_while_unreachable(partial(self._create_slice, start, end), timeout_s=GATEWAY_TIMEOUT_S)
         except TowlineError as error:
             if not is_outage(error):
                 raise
             rows_text = f"its messages {start:,} to {end.offset - 1:,}"
             problem = f"it is unavailable ({error.problem}), and an interrupted batch needs {rows_text}"
-            restart_hint = error.remedy if is_refusal(error) else f"Start it at {gateway.address.location}."
+            restart_hint = error.remedy if is_refusal(error) else f"Start it at {error.location}."
             remedy = f"Nothing is lost; the batch is then replayed as planned. {restart_hint}"
             raise GatewayUnreachable("TL-G53", f'gateway "{end.gateway}"', problem, remedy) from error
+
+    def _create_slice(self, start: int, end: JournalPosition) -> Slice:
+        """Return the slice of a range from its gateway; raises the outage of one that is not connected."""
+        if not self._gateway_of(end):
+            self.connect()
+        if gateway := self._gateway_of(end):
+            return gateway.slice(start, end)
+        unconnected = [gateway for gateway in self.gateways if not gateway.start]
+        if not unconnected:
+            problem = f'"{end.gateway}" left the list, and an interrupted batch needs its messages'
+            raise ConfigError("TL-G51", GATEWAYS_OPTION, problem, "Put it back until they are written.")
+        error = GatewayUnreachable("TL-G01", unconnected[0].address.location, "it does not answer", "Is it running?")
+        raise next((gateway.outage.error for gateway in unconnected if gateway.outage), error)
+
+    def _gateway_of(self, end: JournalPosition) -> SourceGateway | None:
+        """Return the connected gateway of a position, else None."""
+        end_offset, connected = SourceOffset((end,)), (gateway for gateway in self.gateways if gateway.start)
+        return next((one for one in connected if one.start and self._position_of(one.start, end_offset)), None)
 
 
 def _is_usable(request: PollRequest, result: PollResult) -> bool:

@@ -231,9 +231,7 @@ class ReadPlan:
         """Return the address of a gateway by its state directory or location, with the access of all."""
         return replace(self.address, location=location, settings="")
 
-    def start_position(
-        self, client: GatewayClient, status: Mapping[str, Any], location: str, default: str
-    ) -> JournalPosition:
+    def start_position(self, client: GatewayClient, status: Mapping[str, Any], default: str) -> JournalPosition:
         """Return the first position of a query without a position in a gateway's journal, from its `status`.
 
         `default` applies where ``startingOffset`` does not name that gateway.
@@ -244,4 +242,4 @@ class ReadPlan:
         option_value = self.start_offset.get(name) if isinstance(self.start_offset, Mapping) else self.start_offset
         start = default if option_value is None else option_value
         offset = start if isinstance(start, int) else offsets[start]
-        return JournalPosition(name, str(status["journal"]), offset, client.extent(offset).incarnation, location)
+        return JournalPosition(name, str(status["journal"]), offset, client.extent(offset).incarnation)

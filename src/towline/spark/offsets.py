@@ -1,8 +1,7 @@
 """Offset of ``format("mqtt")`` in Spark's checkpoint: a position in the journal of each gateway.
 
-``{"gateways": {"plant-7": {"journal": "<id>", "offset": 4711, "incarnation": "<hex>", "at": "<location>"}}, "tick":
-0}``. Spark compares offsets as JSON text, so gateways are sorted by name, and keys have one order. ``"at"`` is the
-location of a gateway: to replay a batch that a crash interrupted, and to know a removed gateway.
+``{"gateways": {"plant-7": {"journal": "<id>", "offset": 4711, "incarnation": "<hex>"}}, "tick": 0}``. Spark compares
+offsets as JSON text, so gateways are sorted by name, and keys have one order.
 """
 
 from __future__ import annotations
@@ -31,14 +30,12 @@ class JournalPosition:
         journal: Id of its journal: the same offset in another journal is another row.
         offset: Offset after the last row before this position.
         incarnation: Opening of the journal that wrote the row below `offset` [I14]; "" if there is none, or unknown.
-        location: State directory or location of the gateway, as in the options.
     """
 
     gateway: str
     journal: str
     offset: int
     incarnation: str = ""
-    location: str = ""
 
     @classmethod
     def parse(cls, name: str, fields: Mapping[str, Any]) -> Self:
@@ -47,14 +44,12 @@ class JournalPosition:
         Raises:
             KeyError, TypeError, ValueError, AttributeError: It is no position.
         """
-        texts = [str(fields.get(key, "")) for key in ("incarnation", "at")]
-        return cls(name, str(fields["journal"]), int(fields["offset"]), *texts)
+        return cls(name, str(fields["journal"]), int(fields["offset"]), str(fields.get("incarnation", "")))
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object under the gateway's name, keys in their fixed order."""
-        optional_fields = {"incarnation": self.incarnation, "at": self.location}
-        fields: dict[str, Any] = {"journal": self.journal, "offset": self.offset}
-        return fields | {key: value for key, value in optional_fields.items() if value}
+        incarnation = {"incarnation": self.incarnation} if self.incarnation else {}
+        return {"journal": self.journal, "offset": self.offset, **incarnation}
 
     def with_offset(self, offset: int, incarnation: str) -> Self:
         """Return a position with another offset in the same journal."""
@@ -126,9 +121,8 @@ def check_distinct(positions: Iterable[JournalPosition]) -> None:
             conflict = f'have the same name "{first_position.gateway}"'
             if first_position.gateway != second_position.gateway:
                 conflict = f"serve one journal, {first_position.journal}"
-            problem = f"{first_position.location} and {second_position.location} {conflict}"
             remedy = "List each gateway once, with a unique name: the checkpoint uses it."
-            raise ConfigError("TL-G50", GATEWAYS_OPTION, problem, remedy)
+            raise ConfigError("TL-G50", GATEWAYS_OPTION, f"two gateways {conflict}", remedy)
 
 
 def positions_at(checkpoint: Checkpoint, batch: int | None) -> tuple[JournalPosition, ...]:

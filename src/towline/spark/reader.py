@@ -391,7 +391,7 @@ class MqttBatchReader(DataSourceReader):
         """Return the end position and the slice of the range at a gateway."""
         with address.connect() as client:
             status = client.status()
-            start_position = self._plan.start_position(client, status, address.location, "earliest")
+            start_position = self._plan.start_position(client, status, "earliest")
             end_option = self._plan.end_offset
             end_option = end_option.get(start_position.gateway) if isinstance(end_option, Mapping) else end_option
             end = status["end"] if end_option is None else end_option

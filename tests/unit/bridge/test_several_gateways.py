@@ -191,7 +191,6 @@ def write(line: Uplink, number: int, *, done: bool = True, **places: tuple[Serve
             "journal": one.journal.journal_id,
             "offset": end,
             "incarnation": one.journal.incarnation_of(end),
-            "at": str(one.state_dir),
         }
         for name, (one, end) in places.items()
     }

@@ -30,7 +30,6 @@ PLACES = st.builds(
     st.text(min_size=1, max_size=4),
     st.integers(0, 1 << 62),
     st.text(max_size=4),
-    st.text(max_size=4),
 )
 
 
