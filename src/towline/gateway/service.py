@@ -371,7 +371,7 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             self._leases.acquire(reader)  # it may be taken over meanwhile
             return self._journal.end > start
 
-        if self._long_poll.wait(has_rows, min(timeout_s, MAX_WAIT_S), cancelled):
+        if max_rows != 0 and self._long_poll.wait(has_rows, min(timeout_s, MAX_WAIT_S), cancelled):
             end = self._journal.find_range_end(start, max_rows=max_rows, max_bytes=max_bytes)
         size = self._journal.range_bytes(start, end) if max_bytes is not None else 0
         incarnation = self._journal.incarnation_of(end)

@@ -432,7 +432,7 @@ class BatchPlanner:
                     raise
                 return None  # the next poll reports it
 
-        usable = {gateway: result for gateway, result in results.items() if _is_usable(requests[gateway], result)}
+        usable = {gateway: result for gateway, result in results.items() if result.rows}
         shares = share_limits(usable, self._skipped_batches, limits, poll_within)
         skipped = usable.keys() - shares.keys()
         self._skipped_batches = Counter({gateway: self._skipped_batches[gateway] + 1 for gateway in skipped})
@@ -479,7 +479,7 @@ class BatchPlanner:
             now = time.monotonic()
             pending = [gateway for gateway in requests or polls if gateway.pending_poll and not gateway.outage]
             if requests:
-                has_rows = any(_is_usable(requests[gateway], result) for gateway, result in results.items())
+                has_rows = any(result.rows for result in results.values())
             else:
                 has_rows = any(gateway.start and not gateway.outage for gateway in self.gateways)
             is_over = all(map(grace_is_over, pending)) if has_rows else not timeout_s and not pending
@@ -596,11 +596,6 @@ class BatchPlanner:
         """Return the connected gateway of a position, else None."""
         end_offset, connected = SourceOffset((end,)), (gateway for gateway in self.gateways if gateway.start)
         return next((one for one in connected if one.start and self._position_of(one.start, end_offset)), None)
-
-
-def _is_usable(request: PollRequest, result: PollResult) -> bool:
-    """Return whether a batch may take rows of a result: a gateway returns one row even for a limit of 0."""
-    return bool(result.rows) and request.max_rows != 0
 
 
 def _lowest_limit(*limits: int | None) -> int | None:

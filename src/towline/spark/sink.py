@@ -115,33 +115,23 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
     _task_error = GatewayError, "TL-G25", _FORMAT
 
     def _write_rows(self, task: Task, batches: Iterator[pa.RecordBatch]) -> MqttTaskResult:
-        name = f"{self.name_prefix}{task.query or ''}"
-        stored = self.store_batch(name, task.partition, task.batch or 0, batches)
-        return MqttTaskResult(task.partition, task.batch, stored.rows, stored.already, stored.outbox)
-
-    def store_batch(self, owner: str, partition: int, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
-        """Store all rows of a partition of a batch in the outbox, and wait for the broker if configured.
-
-        Raises:
-            GatewayError: TL-G22 a checkpoint that is too old, TL-G23 a full outbox for too long, TL-G24 no
-                acknowledgement.
-            TowlineError: The error of the gateway.
-        """
-        writer, attempt, offset_hash = f"{owner}/{partition}", uuid.uuid4().hex, self.offset_hash
-        state: StoredBatch = self._call_with_retry(methodcaller("stored_batch", writer, batch, offset_hash, attempt))
+        """Store all rows of a task in the outbox, and wait for the broker if configured; TL-G22 to TL-G24."""
+        batch, name = task.batch or 0, f"{self.name_prefix}{task.query or ''}/{task.partition}"
+        attempt, origin = uuid.uuid4().hex, self.offset_hash
+        state: StoredBatch = self._call_with_retry(methodcaller("stored_batch", name, batch, origin, attempt))
         if state.newest > batch:
             problem = f"the outbox has batch {state.newest} of this query, which now writes batch {batch}"
             remedy = "bring back the newest one, or start the query with a new checkpoint directory."
             raise GatewayError("TL-G22", _FORMAT, problem, f"Its checkpoint is an older copy: {remedy}")
         if not state.whole:
-            first_row, names = 0, {"origin": offset_hash, "attempt": attempt}
+            first_row, origins = 0, {"origin": origin, "attempt": attempt}
             for rows, is_last in _chunks(map(self.columns.rows, batches)):
-                send = methodcaller("send", writer, batch, rows, start=first_row, is_last=is_last, **names)
+                send = methodcaller("send", name, batch, rows, start=first_row, is_last=is_last, **origins)
                 state = self._call_with_retry(send)
                 first_row += rows.num_rows
         if self.confirm_timeout_s is not None:
             self._await_confirmation(state.end, self.confirm_timeout_s)
-        return state
+        return MqttTaskResult(task.partition, task.batch, state.rows, state.already, state.outbox)
 
     def _call_with_retry(self, call: Callable[[GatewayClient], Any]) -> Any:
         """Repeat a call while the outbox is full or the gateway is unreachable, up to `retry_timeout_s`."""

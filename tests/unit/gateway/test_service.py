@@ -123,6 +123,8 @@ def test_wait_keeps_the_limits(server: Served, client: GatewayClient) -> None:
     assert 0 < end < 1000
     assert 0 < size <= 10_000
     assert window(max_bytes=1)[0] >= 1
+    found = client.wait(Lease("default"), 0, journal=server.journal.journal_id, timeout_s=60, max_rows=0)
+    assert (found.end, found.journal_end) == (0, 1000), "no rows were asked for, so nothing is waited for"
 
 
 def test_wait_moves_the_watermark_forward_only_and_tells_what_all_have_come_to(

@@ -276,7 +276,7 @@ def test_a_broker_whose_queue_may_have_been_too_short_is_told_once(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [(True, "the schema of this source is fixed.*TL-C24"), (False, "Of a table too: .*TL-C20")]
+    ("given", "said"), [(True, "the schema of this source is fixed.*TL-C24"), (False, '"stateDir" is missing.*TL-C20')]
 )
 def test_what_spark_would_mask_the_reader_tells(plan: ReadPlan, given: bool, said: str) -> None:
     """Another schema, and a table that is read without its options."""

@@ -9,6 +9,7 @@ import pytest
 
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.schema import MESSAGE_SCHEMA
+from towline.sinks import Task
 from towline.spark.link import GatewayAddress
 from towline.spark.sink import MqttStreamWriter, SinkColumns
 
@@ -77,5 +78,5 @@ def test_a_gateway_that_is_away_is_awaited_for_the_time_that_was_given(
     monkeypatch.setattr("time.sleep", lambda pause_s: now.__setitem__(0, now[0] + max(pause_s, 1.0)))
     writer = MqttStreamWriter(GatewayAddress("/s"), columns({"payload": "binary"}, topic="t"), timeout_s, None)
     with pytest.raises(GatewayError, match=code):
-        writer.store_batch("query", 0, 0, iter([]))
+        writer._write_rows(Task(0, batch=0, query="query"), iter([]))
     assert asked == [tries]

@@ -84,7 +84,7 @@ def test_a_ticket_is_for_the_checkpoint_where_that_is_no_path(
     assert isinstance(other, MqttStreamWriter)
     for name in (f"{writer.name_prefix}query-1", "query-1"):
         with pytest.raises(GatewayError, match="TL-G43"):
-            other.store_batch(name, 3, 0, iter([batch]))
+            replace(other, name_prefix="")._write_rows(replace(task, query=name), iter([batch]))
 
 
 def test_a_query_whose_id_is_not_known_gets_no_ticket(far: Remote, tmp_path: Path) -> None:
