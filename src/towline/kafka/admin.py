@@ -35,7 +35,8 @@ _BACKOFF: Final = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1
 #: Seconds between two polls of a topic whose transaction is not decided, or that has no leader yet.
 _POLL_S: Final = 0.02
 _LEADER_TIMEOUT_S: Final = 3.0  #: Seconds that a leader has to answer before the metadata is refreshed.
-_ANSWER_GRACE_S: Final = 2.0  #: Seconds beyond the time-out of a request for its answer to arrive.
+#: Seconds beyond the time-out of a request, at which librdkafka ends it; the client must not be closed earlier.
+_ANSWER_GRACE_S: Final = 2.0
 _NO_CONFIG: Final[Mapping[str, str]] = MappingProxyType({})
 _MAX_TRANSACTION_MS: Final = 900_000  #: Kafka's default of transaction.max.timeout.ms.
 
@@ -168,7 +169,7 @@ class KafkaAdmin:
 
         def result_of(future: Any) -> Any:
             try:
-                return wait_for_result(future, self._timeout)
+                return future.result(self._timeout + _ANSWER_GRACE_S)
             except KafkaException as error:
                 if not is_answer(error):
                     raise
@@ -180,7 +181,7 @@ class KafkaAdmin:
         """Check that the cluster answers, at the addresses that its brokers advertise to clients."""
 
         def describe_cluster(admin: AdminClient) -> None:
-            wait_for_result(admin.describe_cluster(request_timeout=self._timeout), self._timeout)
+            admin.describe_cluster(request_timeout=self._timeout).result(self._timeout + _ANSWER_GRACE_S)
             admin.poll(0)
 
         self.request(describe_cluster)
@@ -384,24 +385,6 @@ def wait_until(poll: Callable[[], T], timeout_s: float, pause_s: float = _POLL_S
         time.sleep(pause_s)
 
 
-def wait_for_result(future: Any, timeout: float) -> Any:
-    """Wait for the result of an admin request.
-
-    Args:
-        future: Future of the request.
-        timeout: The ``request_timeout`` of the request in seconds. librdkafka ends the request after it; the client
-            must not be closed earlier.
-
-    Raises:
-        KafkaException: Also `_TIMED_OUT` in place of the future's TimeoutError.
-    """
-    try:
-        return future.result(timeout + _ANSWER_GRACE_S)
-    except TimeoutError:
-        timed_out = ClientError(ClientError._TIMED_OUT, "no answer in time")  # noqa: SLF001
-        raise KafkaException(timed_out) from None
-
-
 def _offsets(
     admin: AdminClient,
     partitions: Iterable[tuple[str, int]],
@@ -411,7 +394,8 @@ def _offsets(
 ) -> dict[tuple[str, int], int]:
     specs: Any = {TopicPartition(*partition): spec for partition in partitions}
     futures = admin.list_offsets(specs, isolation_level=isolation, request_timeout=timeout) if specs else {}
-    return {(tp.topic, tp.partition): wait_for_result(future, timeout).offset for tp, future in futures.items()}
+    results = {tp: future.result(timeout + _ANSWER_GRACE_S) for tp, future in futures.items()}
+    return {(tp.topic, tp.partition): result.offset for tp, result in results.items()}
 
 
 # -- topic ids --

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 #: What the binding raises when Kafka fails: a fatal error that meets a pending delivery report comes out as
-#: SystemError with the KafkaException as its cause (confluent-kafka 2.16).
-CLIENT_ERRORS: Final = (confluent_kafka.KafkaException, SystemError)
+#: SystemError with the KafkaException as its cause, an admin request without an answer as the TimeoutError of its
+#: future (confluent-kafka 2.16).
+CLIENT_ERRORS: Final = (confluent_kafka.KafkaException, SystemError, TimeoutError)
 
 
 class ErrorKind(Enum):
@@ -88,6 +89,8 @@ def error_text(error: Any) -> str:
 
 def _client_error(error: Any) -> Any:
     """Return the error value of an exception of the client."""
+    if isinstance(error, TimeoutError):
+        return confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT, "no answer in time")  # noqa: SLF001
     if isinstance(error, SystemError) and error.__cause__ is not None:
         error = error.__cause__
     return error.args[0] if isinstance(error, confluent_kafka.KafkaException) else error

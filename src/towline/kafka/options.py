@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Final
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MinLen
 
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee, policy
@@ -55,12 +55,6 @@ CLIENT_DEFAULTS: Final[Mapping[str, str]] = {
 _NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
 #: More partitions than a sink can sensibly have; each has a marker and a transactional id.
 MAX_PARALLELISM: Final = 1000
-
-
-def _checked_topic(text: str) -> str:
-    if not text:
-        raise ValueError("is empty; name a topic, or leave it out and give a column topic")
-    return text
 
 
 def _checked_name(text: str) -> str:
@@ -111,7 +105,7 @@ class SinkSettings:
     servers: str
     timeout_s: Annotated[float, Ge(1), Le(900), Option("deliveryTimeout")]
     client: Mapping[str, str] = field(hash=False)
-    topic: Annotated[str, Option(parse=_checked_topic)] | None = None
+    topic: Annotated[str, MinLen(1)] | None = None
     include_headers: bool = True
     dead_letter_topic: _KafkaName | None = None
     sink_id: _KafkaName | None = None
@@ -199,12 +193,12 @@ def _contradiction(problem: str, remedy: str) -> ConfigError:
 
 def _check_guarantee(guarantee: Guarantee, parsed_options: OptionValues, client_options: Mapping[str, str]) -> None:
     """Refuse options without effect under this guarantee, and client settings that contradict it."""
-    for option in (candidate for candidate in _OPTIONS if candidate.name in parsed_options):
-        if option.path[0] in _EXACTLY_ONCE_FIELDS and guarantee != Guarantee.EXACTLY_ONCE:
-            problem = f'option "{option.name}" belongs to guarantee exactly_once, this one is {guarantee}'
-            raise _contradiction(problem, "Leave it out, or choose exactly_once.")
-        if option.path[0] in _NO_DROP_FIELDS and guarantee == Guarantee.AT_MOST_ONCE:
-            problem = f'option "{option.name}" contradicts guarantee {guarantee}, which drops records'
+    unusable_fields = frozenset[str]() if guarantee == Guarantee.EXACTLY_ONCE else _EXACTLY_ONCE_FIELDS
+    if guarantee == Guarantee.AT_MOST_ONCE:
+        unusable_fields |= {"dead_letter_topic"}  # it drops records
+    for option in _OPTIONS:
+        if option.name in parsed_options and option.path[0] in unusable_fields:
+            problem = f'option "{option.name}" has no effect with guarantee {guarantee}'
             raise _contradiction(problem, "Leave it out, or choose another guarantee.")
     accepts = policy(guarantee).kafka_accepted_values
     for name, value in client_options.items():
@@ -231,9 +225,8 @@ def _sink_id(parsed_options: OptionValues) -> str | None:
     return f"{name}.{parsed_options.value('topic')}" if "topic" in parsed_options else name
 
 
-#: Options without effect without transactions, and options without effect where records are dropped.
+#: Options without effect without transactions.
 _EXACTLY_ONCE_FIELDS: Final = frozenset({"batch", "parallelism", "prefix", "verify", "spool_memory"})
-_NO_DROP_FIELDS: Final = frozenset({"dead_letter_topic"})
 #: The options of the sink, beside those of Spark's Kafka sink.
 _OPTIONS: Final = tuple(options_of(SinkSettings, exclude={"servers", "client", "gather"}))
 _FORMAT: Final = FormatOptions(
