@@ -7,7 +7,6 @@ logs, passes through here; JSON for programs escapes by itself.
 
 from __future__ import annotations
 
-import re
 import shutil
 import unicodedata
 from textwrap import TextWrapper
@@ -18,12 +17,6 @@ from typing import IO, Final
 #: separators, private and unassigned characters.
 _HIDDEN_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"})
 
-#: What a row begins with, its text stands behind: indented a mark, or words with a gap behind them; or a time.
-_ROW_HEAD: Final = re.compile(r" +(?:[!?✓✗] |\S.*? {2,})|\d[\d:-]+\d(?: [\d:]{8})? {2,}|")
-#: What parts the facts of a row.
-_COLUMN_GAP: Final = "   "
-#: Stands for a space at which no row ends.
-_HARD_SPACE: Final = "\0"
 #: Columns of text that are still read with ease.
 _MAX_WIDTH: Final = 100
 
@@ -67,17 +60,10 @@ def printable_lines(text: str) -> str:
 
 
 def wrap_line(line: str, width: int) -> list[str]:
-    """Wrap a line to rows of `width` columns, with a hanging indent; a longer word exceeds the width.
-
-    Parts between three spaces stay unbroken if they fit in a row.
-    """
-    head = _ROW_HEAD.match(line)[0]  # type: ignore[index]  # it matches nothing at least
-    head = head if len(head) <= width // 2 else ""
-    indent = " " * (len(head) or 2)
-    facts = line[len(head) :].split(_COLUMN_GAP)
-    unbroken_facts = (fact.replace(" ", _HARD_SPACE) if len(indent + fact) <= width else fact for fact in facts)
-    wrapper = TextWrapper(width, head, indent, break_long_words=False, break_on_hyphens=False)
-    return [row.replace(_HARD_SPACE, " ").rstrip() for row in wrapper.wrap(_COLUMN_GAP.join(unbroken_facts)) or [head]]
+    """Wrap a line to rows of `width` columns, with a hanging indent; a longer word exceeds the width."""
+    indent = " " * (len(line) - len(line.lstrip(" ")) + 2)
+    wrapper = TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(line) or [""]
 
 
 def fit_terminal(text: str, stream: IO[str]) -> str:

@@ -238,7 +238,7 @@ def test_a_publishers_log(caplog: pytest.LogCaptureFixture) -> None:
         ),
         (
             "  route 1   telemetry/{device}/# → kafka:t   key {device}   no retain",
-            ["  route 1   telemetry/{device}/# → kafka:t", "            key {device}   no retain"],
+            ["  route 1   telemetry/{device}/# → kafka:t", "    key {device}   no retain"],
         ),
         (
             "  ! the broker is held back: make room, or bring Kafka back",
@@ -246,9 +246,9 @@ def test_a_publishers_log(caplog: pytest.LogCaptureFixture) -> None:
         ),
         (
             "12:31:07  gateway ended with code 1; it is started again",
-            ["12:31:07  gateway ended with code 1; it is", "          started again"],
+            ["12:31:07  gateway ended with code 1; it is", "  started again"],
         ),
-        (f"  state     /{'d' * 60}   journal", [f"  state     /{'d' * 60}", "            journal"]),
+        (f"  state     /{'d' * 60}   journal", ["  state", f"    /{'d' * 60}", "    journal"]),
     ],
 )
 def test_a_line_goes_on_below_its_text(line: str, rows: list[str]) -> None:
