@@ -26,9 +26,7 @@ PRIVATE_MODE = 0o600
 _NEUTRAL_OWNERS: Final = (0, 65_534)
 
 
-def replace(
-    path: Path, content: bytes | str, *, mode: int = PRIVATE_MODE, sync: bool = True, exclusive: bool = False
-) -> None:
+def replace(path: Path, content: bytes | str, *, mode: int = PRIVATE_MODE, sync: bool = True) -> None:
     """Replace a file's content atomically: readers see the old or the new content.
 
     Args:
@@ -37,10 +35,8 @@ def replace(
         mode: File mode; no moment has wider rights than the owner's.
         sync: Make the content durable before the rename, and by `sync_path` of its directory the name; without it a
             power failure may leave an empty file.
-        exclusive: Fail if the file exists.
 
     Raises:
-        FileExistsError: `exclusive`, and the file exists.
         OSError: The write failed; the old file stays.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".towline", dir=path.parent)
@@ -52,24 +48,20 @@ def replace(
             os.fchmod(file.fileno(), mode)
             if sync:
                 os.fsync(file.fileno())
-        if exclusive:
-            os.link(temporary, path)  # unlike a rename it replaces nothing
-            temporary.unlink()
-        else:
-            temporary.replace(path)
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
 
 
-def replace_durably(path: Path, content: bytes | str, *, exclusive: bool = False) -> None:
+def replace_durably(path: Path, content: bytes | str) -> None:
     """Replace a private file durably: after a power failure it has the old or the new content.
 
     Raises:
         OSError: As `replace`, or the directory could not be synced: then either content may be there.
     """
-    replace(path, content, exclusive=exclusive)
+    replace(path, content)
     sync_path(path.parent)
 
 

@@ -67,17 +67,3 @@ def test_a_lock_is_another_process_s_until_it_ends(tmp_path: Path) -> None:
     finally:
         other.kill()
         other.communicate()
-
-
-def test_a_file_is_made_once_private_and_without_leftovers(tmp_path: Path) -> None:
-    path = tmp_path / "one"
-    files.replace_durably(path, "first", exclusive=True)
-    with pytest.raises(FileExistsError):
-        files.replace_durably(path, "second", exclusive=True)
-    assert path.stat().st_mode & 0o777 == files.PRIVATE_MODE
-    assert path.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [path]
-    (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(FileExistsError):
-        files.replace_durably(tmp_path / "link", "third", exclusive=True)
-    assert not (tmp_path / "nowhere").exists()

@@ -131,9 +131,9 @@ def collect_answers(
 
 
 def refuse_existing(file: Path, *, force: bool) -> None:
-    """Raise TL-C162 if the file exists, before any question is asked."""
+    """Raise TL-C162 if the file exists."""
     if not force and (file.exists() or file.is_symlink()):
-        raise _exists_error(file)
+        raise ConfigError("TL-C162", str(file), "the file exists", "Name another file, or replace it with --force.")
 
 
 def write(text: str, file: Path, *, force: bool) -> None:
@@ -142,10 +142,11 @@ def write(text: str, file: Path, *, force: bool) -> None:
     Raises:
         ConfigError: TL-C162, it exists; TL-C164, the directory is not writable. Nothing was written then.
     """
+    refuse_existing(file, force=force)
     try:
-        files.replace_durably(file, text, exclusive=not force)
+        files.replace_durably(file, text)
     except OSError as error:
-        raise (_exists_error(file) if isinstance(error, FileExistsError) else _write_error(file, error)) from error
+        raise _write_error(file, error) from error
 
 
 def write_examples(directory: Path, *, force: bool) -> list[Path]:
@@ -175,7 +176,3 @@ def write_examples(directory: Path, *, force: bool) -> list[Path]:
 def _write_error(path: Path, error: OSError) -> ConfigError:
     remedy = "Name a file in an existing directory that this user may write to."
     return ConfigError("TL-C164", str(path), f"it can't be written ({files.os_error_text(error)})", remedy)
-
-
-def _exists_error(path: Path) -> ConfigError:
-    return ConfigError("TL-C162", str(path), "the file exists", "Name another file, or replace it with --force.")
