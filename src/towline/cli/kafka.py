@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from towline.cli.screen import AsJson, command_app, print_lines, print_result
-from towline.errors import ConfigError
 from towline.text import count_text
 
 if TYPE_CHECKING:
@@ -49,10 +48,7 @@ def show(
 def reset(
     servers: Servers,
     sink: Sink,
-    to_batch: Annotated[
-        int | None, typer.Option(help="Last batch that counts as written; -1: none.", min=-1, show_default=False)
-    ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the markers instead.")] = False,
+    to_batch: Annotated[int, typer.Option(help="Last batch that counts as written; -1: none.", min=-1)],
     parallelism: Annotated[
         int | None, typer.Option(help="Partitions of the sink from now on.", min=1, show_default="as they were")
     ] = None,
@@ -70,18 +66,15 @@ def reset(
     """
     from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415 - loaded when it is called
 
-    if (to_batch is None) == (not remove):
-        raise ConfigError("TL-C23", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")
     if parallelism is None:  # as many partitions as the sink wrote last; a damaged marker is not read if it is given
         markers = MarkerStore(_settings(servers, prefix, options), sink).read_markers().values()
         parallelism = max((m.parallelism for m in markers if m is not None), default=1)
     settings = _settings(servers, prefix, options, parallelism)
     if not is_confirmed:
-        action = "remove the markers" if to_batch is None else f"make batch {to_batch} the last one written"
-        print_lines([f"This would {action} of sink {sink} ({count_text(parallelism, 'partition')}).", _PREVIEW_REMARK])
+        text = f"This would make batch {to_batch} the last one written of sink {sink}"
+        print_lines([f"{text} ({count_text(parallelism, 'partition')}).", _PREVIEW_REMARK])
         raise typer.Exit(1)
-    new_markers = {p: m for p, m in MarkerStore(settings, sink).reset(to_batch).items() if m is not None}
-    _print(settings.marker_topic_of(sink), new_markers, as_json=as_json)
+    _print(settings.marker_topic_of(sink), MarkerStore(settings, sink).reset(to_batch), as_json=as_json)
 
 
 def _settings(servers: str, prefix: str, pairs: list[str] | None, parallelism: int = 1) -> SinkSettings:
@@ -103,5 +96,8 @@ def _print(topic: str, markers: dict[int, Marker], *, as_json: bool) -> None:
     print_result(result, lines if markers else [f"no marker in {topic}"], as_json=as_json)
 
 
-_PREVIEW_REMARK = "A query that still runs is fenced and stops. Nothing was changed: add --yes to do it."
+_PREVIEW_REMARK = (
+    "The query goes on behind it: rows that Kafka has of later batches are doubled, and batches up to it that Kafka has "
+    "not are lost. A query that still runs is fenced and stops. Nothing was changed: add --yes to do it."
+)
 _ROW = "{:>9} {:>3} {:>8} {:>10} {:>6} {:>14}  {}"

@@ -269,7 +269,7 @@ class ExactlyOnce(Delivery):
             return marker
 
         marker = store.rewrite(0, add_refusal)
-        verdict = MarkerVerdict.HALF_WRITTEN if marker and marker.batch == batch else MarkerVerdict.TASK_REFUSED
+        verdict = MarkerVerdict.HALF_WRITTEN if marker.batch == batch else MarkerVerdict.TASK_REFUSED
         return store.mismatch_error(verdict, marker, first_task)
 
     def fence(self, query: str | None) -> None:

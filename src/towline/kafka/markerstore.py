@@ -121,7 +121,7 @@ class MarkerStore:
         return KafkaError("TL-K22", self._settings.servers, problem, remedy)
 
     def read_marker(self, partition: int, *, ignore_damaged: bool = False) -> Marker | None:
-        """Return the last committed marker of a partition; None if there is none, or it was removed.
+        """Return the last committed marker of a partition; None if there is none.
 
         With `ignore_damaged`, a marker that can't be decoded counts as none.
 
@@ -165,20 +165,18 @@ class MarkerStore:
         scan_records = _FIRST_SCAN
         while high > low:
             start = max(low, high - scan_records)
-            has_marker, value = self._scan(consumer, tp, (start, high), deadline)
-            if has_marker or start == low:
+            value = self._scan(consumer, tp, (start, high), deadline)
+            if value is not None or start == low:
                 return value
             scan_records *= 16
         return None
 
-    def _scan(
-        self, consumer: Any, tp: TopicPartition, offset_range: tuple[int, int], deadline: float
-    ) -> tuple[bool, bytes | None]:
-        """Scan an offset range for the marker key up to the leader's end; return whether it is there, and its value."""
+    def _scan(self, consumer: Any, tp: TopicPartition, offset_range: tuple[int, int], deadline: float) -> bytes | None:
+        """Return the last value of the marker key in an offset range up to the leader's end; None if there is none."""
         start, leader_end = offset_range
         end = start
         key = self.key(tp.partition).encode()
-        has_marker, value = False, None
+        value: bytes | None = None
         consumer.assign([TopicPartition(tp.topic, tp.partition, start)])
         while True:
             message = consumer.poll(0.5)
@@ -190,12 +188,12 @@ class MarkerStore:
             name = "" if error is None else error.name()
             end = max(end, message.offset() or 0) if name else message.offset()
             if name == "_PARTITION_EOF" and end >= leader_end:  # else a lagging follower answered: the rest is to come
-                return has_marker, value
+                return value
             # librdkafka looks up the coordinator of the group, though nobody joins it or commits to it.
             if name not in {"", "_PARTITION_EOF", "GROUP_AUTHORIZATION_FAILED"}:
                 raise KafkaException(error)
             if not name and message.key() == key:
-                has_marker, value = True, message.value()
+                value = message.value() or value
 
     def _truncated_error(self, tp: TopicPartition, detail: str) -> KafkaError:
         """Return TL-K27: the log is shorter than expected, so the last marker is not certain."""
@@ -209,14 +207,14 @@ class MarkerStore:
         return {partition: self.read_marker(partition) for partition in range(count)}
 
     def rewrite(
-        self, partition: int, revise: Callable[[Marker | None], Marker | None], *, ignore_damaged: bool = False
-    ) -> Marker | None:
+        self, partition: int, revise: Callable[[Marker | None], Marker], *, ignore_damaged: bool = False
+    ) -> Marker:
         """Write a marker in a separate transaction; fences older producers of the partition first.
 
         Args:
             partition: Partition of the sink.
-            revise: Returns the new marker for the last one, None to remove it; called when the transactions of older
-                producers are decided [I9].
+            revise: Returns the new marker for the last one; called when the transactions of older producers are decided
+                [I9].
             ignore_damaged: As for `read_marker`.
 
         Raises:
@@ -234,15 +232,14 @@ class MarkerStore:
             producer.close()
         return marker
 
-    def reset(self, batch: int | None) -> dict[int, Marker | None]:
+    def reset(self, batch: int) -> dict[int, Marker]:
         """Set the marker of every partition by hand; a query that still runs is fenced, and stops.
 
         Args:
-            batch: The batch that is to count as written; -1 for "none yet"; None to remove the markers.
+            batch: The batch that is to count as written; -1 for "none yet".
 
         Returns:
-            The new markers by partition of the sink. Totals are kept, except those of a marker that can't be decoded or
-            was removed.
+            The new markers by partition of the sink. Totals are kept, except those of a marker that can't be decoded.
 
         Raises:
             KafkaError: TL-K01, TL-K20, TL-K22; the partitions before the failing one are set.
@@ -250,8 +247,8 @@ class MarkerStore:
         self.ensure_topic()
         count = self._settings.parallelism
 
-        def reset_marker(previous: Marker | None) -> Marker | None:
-            return None if batch is None else Marker(batch, count).with_totals_after(previous)
+        def reset_marker(previous: Marker | None) -> Marker:
+            return Marker(batch, count).with_totals_after(previous)
 
         markers = {partition: self.rewrite(partition, reset_marker, ignore_damaged=True) for partition in range(count)}
         self.admin.wait_for_open_transactions(self.topic)  # the next reader sees the new markers

@@ -312,13 +312,13 @@ class TransactionalProducer(KafkaProducer):
         with self._convert_errors("to send"):
             self.send(rows)
 
-    def write_marker(self, topic: str, partition: int, key: str, marker: Marker | None) -> None:
-        """Write a marker in the same transaction; None removes it. Raises as `write`."""
-        value = None if marker is None else marker.to_json()
+    def write_marker(self, topic: str, partition: int, key: str, marker: Marker) -> None:
+        """Write a marker in the same transaction. Raises as `write`."""
+        value = marker.to_json()
         record = (topic, value, key.encode(), partition)
         self._topics.add(topic)
         with self._convert_errors("to write its marker"):
-            self.send(Rows(1, len(value or b""), frozenset({topic}), iter([record])))
+            self.send(Rows(1, len(value), frozenset({topic}), iter([record])))
 
     def commit(self) -> None:
         """Commit the transaction; records and marker become visible together, a moment after this returns.
