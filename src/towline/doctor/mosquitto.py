@@ -21,14 +21,6 @@ DEFAULTS: Final = {"autosave_interval": 1800, "max_inflight_messages": 20, "max_
 #: Units of persistent_client_expiration [mosquitto.conf(5)] in seconds; a month is Mosquitto's 30 days.
 _EXPIRATION_UNITS: Final = {"h": 3600, "d": 86400, "w": 7 * 86400, "m": 30 * 86400, "y": 365 * 86400}
 _ACCESS_SETTINGS: Final = ("plugin", "auth_plugin", "acl_file")
-_NAMES: Final = """
-    acl_file address allow_anonymous auth_plugin autosave_interval autosave_on_changes bind_address cafile certfile
-    connection include_dir keyfile listener log_dest log_type max_inflight_messages max_queued_bytes max_queued_messages
-    memory_limit message_size_limit password_file per_listener_settings persistence persistence_location
-    persistent_client_expiration pid_file plugin port protocol topic use_username_as_clientid user
-"""
-#: Names by which a file is recognized as Mosquitto's.
-_KNOWN_NAMES: Final = frozenset(_NAMES.split())
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 #: Bytes of one file that are read at most; a configuration is text that somebody wrote.
 _MAX_FILE_BYTES: Final = 8 << 20
@@ -129,8 +121,6 @@ def read_conf(file: Path) -> MosquittoConf:
         if setting.name == "include_dir":
             for included_file in _included_files(file.parent / setting.value):
                 settings += _read_settings(included_file)  # only the main file may include [mosquitto.conf(5)]
-    if settings and _KNOWN_NAMES.isdisjoint(setting.name for setting in settings):
-        raise _conf_error(str(file), f'it is no mosquitto.conf: Mosquitto has no setting "{settings[0].name}"')
     return MosquittoConf(settings)
 
 

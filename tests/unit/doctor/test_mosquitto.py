@@ -70,7 +70,7 @@ def test_included_files_come_in_mosquitto_s_order(tmp_path: Path) -> None:
         ("name=mqtt-source\ntopics=telemetry\n", ":1", "no mosquitto.conf"),
         ('user = "plant-7"\n', ":1", "no mosquitto.conf"),
         ("user   www-data\nworker_processes 4;\nhttp {\n}\n", ":4", "no mosquitto.conf"),
-        ("lorem ipsum dolor sit amet\n", "", "no mosquitto.conf"),
+        ("Lorem ipsum dolor sit amet\n", ":1", "no mosquitto.conf"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, text: str, line: str, what: str) -> None:
