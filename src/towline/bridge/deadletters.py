@@ -447,8 +447,6 @@ LETTERS_PER_TRANSACTION: Final = 500  #: Dead letters of one transaction.
 #: Bytes at which a transaction ends earlier: its letters and records are in memory.
 _BYTES_PER_TRANSACTION: Final = 16 * 1024 * 1024
 _TRANSACTION_TIMEOUT_S: Final = 60  #: Time-out of a transaction in seconds; then the broker aborts it.
-#: Not taken from [kafka]: that is the time-out of the lines' transactions.
-_TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
 
 
 @dataclass(slots=True)
@@ -542,7 +540,7 @@ class _ReplayWriter:
     """Transactional producer of one replay transaction; a later one fences it."""
 
     def __init__(self, letter_topic: DeadLetterTopic) -> None:
-        client = {f"kafka.{name}": value for name, value in letter_topic.client.items() if name != _TRANSACTION_TIMEOUT}
+        client = {f"kafka.{name}": value for name, value in letter_topic.client.items()}
         settings = SinkSettings.parse({"deliveryTimeout": str(_TRANSACTION_TIMEOUT_S), **client})
         # By topic alone: two bridges that share one may both own a dead letter.
         self._servers = settings.servers

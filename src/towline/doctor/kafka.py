@@ -218,8 +218,8 @@ def _check_transactions(cluster: ClusterProbe) -> Iterator[Finding]:
     timeouts += "" if max_ms is None else f", {setting} = {max_ms:,} of the brokers"
     invalid = any(error_name == "INVALID_TRANSACTION_TIMEOUT" for _, (error_name, _) in failures)
     if invalid or (max_ms is not None and max_ms < timeout_ms):
-        remedy = f"Raise {setting} of the brokers, or lower transaction.timeout.ms in [kafka] settings."
-        yield Finding(BROKEN, timeouts, "never: Kafka refuses to begin a transaction", remedy)
+        limit = "never: Kafka refuses to begin a transaction"
+        yield Finding(BROKEN, timeouts, limit, f"Raise {setting} of the brokers.")
         return
     for writer, (_, error_text) in failures:
         evidence = f"a transaction of {writer.probe_id} could not begin: {error_text}"

@@ -50,7 +50,7 @@ _COMMON_NAMES: Final = f"""
     enable.ssl.certificate.verification linger.ms max.in.flight message.max.bytes partitioner queue.buffering.max.kbytes
     queue.buffering.max.messages retries sasl.mechanism {PROVIDER} sasl.password.file sasl.username security.protocol
     socket.timeout.ms ssl.ca.location ssl.certificate.location ssl.endpoint.identification.algorithm ssl.key.location
-    ssl.key.password.file transaction.timeout.ms
+    ssl.key.password.file
 """
 #: Names to suggest for a mistyped one; librdkafka itself validates names.
 COMMON_PROPERTIES: Final = tuple(_COMMON_NAMES.split())

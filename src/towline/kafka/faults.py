@@ -58,7 +58,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "TOPIC_AUTHORIZATION_FAILED": "Give this user the right to write to the topic.",
     "CLUSTER_AUTHORIZATION_FAILED": "Give this user the right IdempotentWrite on the cluster.",
     "INVALID_RECORD": "A compacted topic takes no record without a key, and a broker may have rules of its own.",
-    "INVALID_TRANSACTION_TIMEOUT": "Lower kafka.transaction.timeout.ms; transaction.max.timeout.ms caps it.",
+    "INVALID_TRANSACTION_TIMEOUT": "Lower deliveryTimeout; transaction.max.timeout.ms of the brokers caps it.",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "Give this user Write and Describe on the sink's transactional ids.",
     "NOT_ENOUGH_REPLICAS": "Too few replicas of the topic are in sync (min.insync.replicas).",
     "_UNKNOWN_TOPIC": "The topic was deleted, or this user may not see it.",

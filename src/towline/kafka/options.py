@@ -170,12 +170,7 @@ class SinkSettings:
         if max_bytes.isdecimal() and _QUEUE_KBYTES not in client_options:
             client[_QUEUE_KBYTES] = str(max(int(client[_QUEUE_KBYTES]), 2 * int(max_bytes) // 1024))
         if policy(guarantee).transactions:
-            timeout_ms = client.setdefault("transaction.timeout.ms", client["message.timeout.ms"]).strip()
-            # librdkafka would lower the other one silently.
-            if timeout_ms.isdecimal() and int(timeout_ms) < timeout_s * 1000:
-                option = f'option "kafka.transaction.timeout.ms" = {timeout_ms}'
-                problem = f"{option} is shorter than deliveryTimeout, {timeout_s:g} s"
-                raise _contradiction(problem, "Lower deliveryTimeout, or raise kafka.transaction.timeout.ms.")
+            client["transaction.timeout.ms"] = client["message.timeout.ms"]
         check_client(client, FORMAT)
         values["sink_id"] = _sink_id(parsed_options)
         gather = policy(guarantee).transactions and "parallelism" not in parsed_options
@@ -206,7 +201,7 @@ def _check_guarantee(guarantee: Guarantee, parsed_options: OptionValues, client_
         problem, remedy = f"= {value} contradicts guarantee {guarantee}", "Leave it out."
         if setting == "transactional.id":
             problem = "can not be set, the guarantee decides about transactions"
-        elif setting == "message.timeout.ms":
+        elif setting in {"message.timeout.ms", "transaction.timeout.ms"}:
             problem, remedy = "is set by deliveryTimeout", "Use deliveryTimeout, in seconds."
         elif text not in accepts.get(setting, {text}):
             remedy = f"It needs {' or '.join(sorted(accepts[setting]))}: leave the option out."

@@ -209,8 +209,7 @@ def longer_timeouts(
 ) -> dict[str, str]:
     """Return longer time-outs for a transaction expected to take over half of its usual time; empty for others.
 
-    A planned batch does not shrink: one that takes longer than its transaction may would be aborted for ever. A
-    ``transaction.timeout.ms`` of the user's is the upper limit.
+    A planned batch does not shrink: one that takes longer than its transaction may would be aborted for ever.
 
     Args:
         settings: The sink's settings.
@@ -218,16 +217,11 @@ def longer_timeouts(
         rate: Kafka's throughput in bytes/s; None where unknown.
         longest_ms: Returns the longest transaction that the cluster allows, in ms.
     """
-    usual_ms, configured_ms = int(settings.client[MESSAGE_TIMEOUT]), int(settings.client[_TRANSACTION_TIMEOUT])
-    expected_ms = 1000 * size / (rate or _DEFAULT_RATE)
+    usual_ms, expected_ms = int(settings.client[_TRANSACTION_TIMEOUT]), 1000 * size / (rate or _DEFAULT_RATE)
     if expected_ms <= usual_ms / 2:
         return {}
     needed_ms = min(int(usual_ms + _TIME_FACTOR * expected_ms), longest_ms())
-    if configured_ms > usual_ms:
-        needed_ms = min(needed_ms, configured_ms)
-    if needed_ms <= usual_ms:
-        return {}
-    return {_TRANSACTION_TIMEOUT: str(max(configured_ms, needed_ms)), MESSAGE_TIMEOUT: str(needed_ms)}
+    return dict.fromkeys((_TRANSACTION_TIMEOUT, MESSAGE_TIMEOUT), str(needed_ms)) if needed_ms > usual_ms else {}
 
 
 class AttemptError(KafkaError):
@@ -378,8 +372,8 @@ class TransactionalProducer(KafkaProducer):
             problem = f"another producer took over the transactional id {self.transactional_id}, or this one outlived"
             remedy = (
                 "A newer attempt is running, or a second query writes as this sink: nothing was written twice. If "
-                "this repeats, a batch takes longer than kafka.transaction.timeout.ms: use smaller batches, or "
-                "raise deliveryTimeout."
+                "this repeats, a batch takes longer than its transaction may: use smaller batches, or raise "
+                "deliveryTimeout."
             )
             return KafkaError("TL-K19", servers, f"{problem} its transaction", f"{remedy} {NOT_COMMITTED}")
         if verdict is TransactionVerdict.RETRY:
@@ -415,9 +409,8 @@ class TransactionalProducer(KafkaProducer):
             f"Kafka is too slow: {sent_bytes:,} of {self._byte_count:,} bytes in {seconds:.0f} s, {rate:,.0f} bytes/s"
         )
         remedy = (
-            "Raise the quota or the bandwidth; or the time that a transaction may take: transaction.max.timeout.ms of "
-            "the brokers, and kafka.transaction.timeout.ms where you set it. Batches that are planned from now on are "
-            f"smaller. {NOT_COMMITTED}"
+            "Raise the quota or the bandwidth, or transaction.max.timeout.ms of the brokers. Batches that are planned "
+            f"from now on are smaller. {NOT_COMMITTED}"
         )
         problem = f"{problem}; the transaction has {self._time_limit_s:g} s"
         return AttemptError(KafkaError("TL-K28", self._settings.servers, problem, remedy), rate=rate)

@@ -115,7 +115,7 @@ def test_the_time_of_a_transaction_passes(kafka: Kafka, sink_id: str, monkeypatc
         time.sleep(3.5)  # the transaction is open; Kafka looks every second
         mark(self, *args)
 
-    slow = sink(kafka, sink_id, deliveryTimeout="1", kafka__transaction__timeout__ms="1500")
+    slow = sink(kafka, sink_id, deliveryTimeout="1.5")
     with monkeypatch.context() as patch:
         patch.setattr(TransactionalProducer, "write_marker", slowly)
         with pytest.raises(KafkaError, match=r"outlived its transaction.*TL-K19"):

@@ -340,11 +340,11 @@ def test_a_refusal_without_a_limit_to_learn_stops_the_line(memory: MemoryKafka) 
 
 
 def test_a_transaction_that_may_take_no_longer_stops_with_rate_and_setting(memory: MemoryKafka) -> None:
-    memory.rate = 1.0
+    memory.rate, memory.configs["1"] = 1.0, {"transaction.max.timeout.ms": "4000"}
     with pytest.raises(
         KafkaError, match=r"too slow: 5 of 190 bytes in 4 s, 1 bytes/s.*transaction\.max\.timeout"
     ) as caught:
-        write(sink(deliveryTimeout="4", kafka__transaction__timeout__ms="4001"), 0, *range(100))
+        write(sink(deliveryTimeout="4"), 0, *range(100))
     assert caught.value.code == "TL-K28"
     assert memory.committed("t") == []
 

@@ -76,7 +76,7 @@ def test_the_queue_holds_at_least_two_of_the_largest_records() -> None:
         ({"kafka.message.timeout.ms": "1000"}, "TL-C41"),
         ({"kafka.delivery.timeout.ms": "1000"}, "TL-C41"),
         ({"kafka.transactional.id": "x"}, "TL-C41"),
-        ({"kafka.transaction.timeout.ms": "5000"}, "TL-C41"),
+        ({"kafka.transaction.timeout.ms": "90000"}, "TL-C41"),
         ({"guarantee": "at_most_once", "kafka.acks": "all"}, "TL-C41"),
         ({"guarantee": "at_most_once", "kafka.retries": "3"}, "TL-C41"),
         ({"parallelism": "0"}, "TL-C21"),

@@ -58,7 +58,10 @@ from towline.spark.trigger import DEFAULT_DELAY_MS
 
 #: Client settings that the sink sets from the guarantee or this file.
 _OWNED_SETTINGS: Final = frozenset(
-    ["bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "request.required.acks", "isolation.level"]
+    {
+        *("bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "request.required.acks"),
+        *("isolation.level", "delivery.timeout.ms", "message.timeout.ms", "transaction.timeout.ms"),
+    }
 )
 #: Keys of a line and of the tables around it that are gateway settings of the same name.
 _GATEWAY_KEYS: Final = frozenset([*MqttSettings.model_fields, "ack_after", "listen", "receipts"])
