@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _MAX_ATTEMPTS: Final = 3
 _FENCE_TIMEOUT_S: Final = 3.0  #: Seconds a stopping query waits for Kafka to end its producers.
 _METADATA_TIMEOUT_S: Final = 2.0  #: Seconds that the driver waits for Kafka's list of topics.
+MEMORY_BYTES: Final = 64 << 20  #: Bytes of a task's rows that are kept in memory.
 _MARKER_TOPIC_NOTE: Final = "towline.markers"  #: File in a checkpoint with the id of the marker topic.
 
 
@@ -120,9 +121,9 @@ class AtLeastOnce(Delivery):
         """Write and wait; a record without acknowledgement fails the task (TL-K02, TL-K03, TL-K29).
 
         No record has a time limit of its own: the task waits as long as Kafka accepts anything. After a refused record
-        the rows are written again with the limits learned from it, if all of them fit into `spool_memory`.
+        the rows are written again with the limits learned from it, if all of them fit into `MEMORY_BYTES`.
         """
-        remaining, first_batches, free_bytes = iter(batches), list[Any](), self.settings.spool_memory
+        remaining, first_batches, free_bytes = iter(batches), list[Any](), MEMORY_BYTES
         for batch in remaining:
             first_batches.append(batch)
             if (free_bytes := free_bytes - batch.nbytes) < 0:
@@ -250,7 +251,7 @@ class ExactlyOnce(Delivery):
         sizing = RecordCheck(self.settings, self.columns, "").batch_settings(self.origin.rate)
         transactional_id = self.settings.transactional_id(sink_name, task.partition)
         starting = producers.StartingProducer(self.settings, transactional_id, sizing)
-        with closing(starting), Spool(self.settings.spool_memory) as spool:
+        with closing(starting), Spool(MEMORY_BYTES) as spool:
             spool.fill(batches)
             learner = RefusalLearner(self.settings)
             return _BatchWriter(self, task, store, spool, starting, learner, self.origin.rate).persist()

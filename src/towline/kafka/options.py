@@ -19,7 +19,6 @@ from towline.options import (
     FormatOptions,
     Option,
     options_of,
-    parse_size,
     without_table_properties,
 )
 
@@ -97,8 +96,6 @@ class SinkSettings:
         source_topics: The query reads topics of the same Kafka with Spark's Kafka source: their ids are kept in the
             checkpoint, and a topic that was deleted and recreated stops the query (TL-B06) instead of being read from
             the old one's offset. With any guarantee; needs a checkpoint on a local disk.
-        spool_memory: Bytes of a task's rows kept in memory until its transaction opens, and beyond that on disk
-            (``TMPDIR``).
     """
 
     guarantee: Guarantee
@@ -115,7 +112,6 @@ class SinkSettings:
     prefix: Annotated[str, Option("transactionalIdPrefix", parse=_checked_name)] = "towline"
     verify: Annotated[bool, Option("verifyOnSkip")] | None = None
     source_topics: Annotated[bool, Option("verifySourceTopics")] = False
-    spool_memory: Annotated[int, Ge(0), Option("spoolMemoryBytes", parse=parse_size)] = 64 << 20
 
     def verifies(self, *, same_offsets: bool) -> bool:
         """Return whether the rows of a skipped batch are compared with its marker.
@@ -221,7 +217,7 @@ def _sink_id(parsed_options: OptionValues) -> str | None:
 
 
 #: Options without effect without transactions.
-_EXACTLY_ONCE_FIELDS: Final = frozenset({"batch", "parallelism", "prefix", "verify", "spool_memory"})
+_EXACTLY_ONCE_FIELDS: Final = frozenset({"batch", "parallelism", "prefix", "verify"})
 #: The options of the sink, beside those of Spark's Kafka sink.
 _OPTIONS: Final = tuple(options_of(SinkSettings, exclude={"servers", "client", "gather"}))
 _FORMAT: Final = FormatOptions(

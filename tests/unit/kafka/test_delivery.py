@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import FULL, MemoryKafka, numbers
 from towline.errors import KafkaError
-from towline.kafka import producers
+from towline.kafka import delivery, producers
 from towline.kafka.delivery import Delivery, DeliveryResult, Spool, checksum, delivery_for, require_configured_topics
 from towline.kafka.options import SinkSettings
 from towline.sinks import Task
@@ -83,12 +82,12 @@ def test_nothing_is_sent_to_a_reserved_topic(memory: MemoryKafka, guarantee: str
     ],
 )
 def test_a_failed_record_fails_the_task_and_ends_it_early(
-    memory: MemoryKafka, error: ClientError, code: str, told: str
+    memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch, error: ClientError, code: str, told: str
 ) -> None:
     rest = refusing(memory, error)
-    of = replace(kafka.settings(guarantee="at_least_once"), spool_memory=0)  # it is read while it is sent
+    monkeypatch.setattr(delivery, "MEMORY_BYTES", 0)  # it is read while it is sent
     with pytest.raises(KafkaError, match=told) as caught:
-        delivery_for(of, kafka.columns(of)).deliver(Task(0), rest)
+        sink("at_least_once").deliver(Task(0), rest)
     assert (type(caught.value), caught.value.code) == (KafkaError, code), "Spark's text names the class"
     assert next(rest).num_rows == 1, "what comes after is not even read"
     sink("at_least_once").deliver(Task(0), numbers(9))
@@ -131,11 +130,13 @@ def test_rows_are_written_again_with_the_learned_limits(memory: MemoryKafka) -> 
     assert len(memory.producers) == before, "nothing is refused any more"
 
 
-def test_rows_that_are_too_many_to_keep_are_not_written_again(memory: MemoryKafka) -> None:
+def test_rows_that_are_too_many_to_keep_are_not_written_again(
+    memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory.refuses = lambda record: kafka.UNFIT if record.key is None else None
-    of = replace(kafka.settings(guarantee="at_least_once"), spool_memory=10)
+    monkeypatch.setattr(delivery, "MEMORY_BYTES", 10)
     with pytest.raises(KafkaError, match="TL-K03"):
-        delivery_for(of, kafka.columns(of)).deliver(Task(0), numbers(*range(10)))
+        sink("at_least_once").deliver(Task(0), numbers(*range(10)))
     assert len(memory.producers) == 1
 
 

@@ -85,7 +85,6 @@ def test_the_queue_holds_at_least_two_of_the_largest_records() -> None:
         ({"sinkId": ""}, "TL-C21"),
         ({"deadLetterTopic": ".."}, "TL-C21"),
         ({"verifyOnSkip": "maybe"}, "TL-C21"),
-        ({"spoolMemoryBytes": "-1"}, "TL-C21"),
         ({"topic": " "}, "TL-C21"),
         ({"guarantee": "none"}, "TL-C21"),
         *(({"deliveryTimeout": text}, "TL-C21") for text in ("0.5", "901", "soon", "nan", "")),

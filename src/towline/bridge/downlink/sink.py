@@ -35,7 +35,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError, without_traceback
 from towline.journal.segment import BATCH_BYTES, RowSlice, combine_slices
 from towline.kafka.admin import check_source_topics
-from towline.kafka.delivery import Spool
+from towline.kafka.delivery import MEMORY_BYTES, Spool
 from towline.kafka.options import SinkSettings
 from towline.schema import MESSAGE_SCHEMA
 from towline.spark.kafka_sink import FailingWriter, KafkaTransactional, StreamWriter
@@ -51,7 +51,6 @@ FORMAT: Final = "towline_downlink"
 #: Options: those of either side, as JSON; of `message_table`; location and remedy in errors about a recreated topic.
 MQTT, LETTERS, MESSAGES, LOCATION, REMEDY = "mqtt", "letters", "messages", "topics.where", "topics.do"
 _CHECKPOINT: Final = "checkpointlocation"
-_SPOOL_BYTES: Final = 64 << 20  #: Bytes of a partition that are spooled in memory.
 _MAX_ROWS: Final = 10_000  #: Rows of a batch that is passed on.
 #: Columns that the sink ``mqtt`` takes.
 _MQTT_COLUMNS: Final = [name for name in MESSAGE_SCHEMA.names if name != "qos"]
@@ -128,7 +127,7 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
             KafkaError: TL-B05, a record can't be a message, and the line has no dead-letter topic.
         """
         table, counts = message_table(self.messages), Counter[str]()
-        with Spool(_SPOOL_BYTES) as spool:
+        with Spool(MEMORY_BYTES) as spool:
             spool.fill(render_rows(table, iterator, counts, has_dead_letter_topic=self.kafka_writer is not None))
             messages, refused = split_by_outcome(list(spool))
             mqtt_result = self.mqtt_writer.write(messages)
