@@ -151,6 +151,7 @@ class KafkaAdmin:
         except faults.CLIENT_ERRORS as error:
             admin.poll(0)  # serves error_cb, which a blocking look-up does not
             reason = self._last_error.reason or faults.error_text(error)
+            error.__traceback__ = None  # its frames hold the client, and the future that holds the error
             raise faults.unreachable_error(self._servers, time.monotonic() - started_at, reason) from None
         self._admin, self._last_error.reason = admin, ""
         return result
@@ -173,7 +174,7 @@ class KafkaAdmin:
             except KafkaException as error:
                 if not is_answer(error):
                     raise
-                return error
+                return error.with_traceback(None)  # as in `request`
 
         return self.request(lambda admin: {resource: result_of(future) for resource, future in call(admin).items()})
 
@@ -382,6 +383,7 @@ def wait_until(poll: Callable[[], T], timeout_s: float, pause_s: float = _POLL_S
         except faults.CLIENT_ERRORS as error:
             if not faults.is_kind(error, ErrorKind.TRANSIENT) or time.monotonic() > deadline:
                 raise
+            error.__traceback__ = None  # as in `KafkaAdmin.request`
         time.sleep(pause_s)
 
 

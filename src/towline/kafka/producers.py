@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+import weakref
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -72,7 +73,15 @@ class KafkaProducer:
         #: Time on the monotonic clock at which every wait ends.
         self.deadline = float("inf")
         self.reset()
-        config = {**extra, **PRODUCER_CONFIG, "on_delivery": self._report, "error_cb": self.last_error.on_error}
+        report = weakref.WeakMethod(self._report)
+
+        def on_delivery(error: Any, message: Any) -> None:
+            if (method := report()) is not None:
+                method(error, message)
+
+        # Without a cycle, which the collector could find in the client's own thread while that asks for a token, and
+        # librdkafka ends the process that destroys a client there.
+        config = {**extra, **PRODUCER_CONFIG, "on_delivery": on_delivery, "error_cb": self.last_error.on_error}
         self._producer = connect(Producer, settings.client, config, FORMAT)
 
     def reset(self) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import Future
 from itertools import repeat
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import MemoryConsumer, MemoryKafka
@@ -143,3 +146,28 @@ def test_an_answer_that_does_not_come_is_an_error_of_kafkas(monkeypatch: pytest.
     with pytest.raises(faults.CLIENT_ERRORS) as caught:
         never.result(0)
     assert faults.is_kind(caught.value, faults.ErrorKind.TRANSIENT)
+
+
+def test_a_client_that_had_no_answer_is_destroyed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector runs in any thread, its own among them while it asks for a token: librdkafka aborts the process."""
+    held = list[weakref.ref[Client]]()
+
+    def connected(*args: Any, **more: Any) -> Client:
+        client = Client(*args, **more)
+        held.append(weakref.ref(client))
+        return client
+
+    monkeypatch.setattr(admin, "AdminClient", connected)
+    gc.disable()
+    try:
+        for ask in (KafkaAdmin.info, KafkaAdmin.check_reachable, lambda asked: asked.topic_ids(["t"])):
+            with pytest.raises(KafkaError, match="TL-K01"):
+                ask(KafkaAdmin("127.0.0.1:1", 0.1))
+        assert KafkaAdmin("127.0.0.1:1", 0.1).configs(["t"]) == {}
+        assert [one() for one in held] == [None] * 4
+    finally:
+        gc.enable()
+
+
+class Client(AdminClient):
+    """One that a weak reference can name."""

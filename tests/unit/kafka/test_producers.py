@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 
 import pytest
 from confluent_kafka import KafkaError as ClientError
@@ -127,3 +128,17 @@ def test_the_collector_is_on_again_after_records_were_sent(memory: MemoryKafka) 
     producer.send(Rows(2, 0, frozenset(), seen))
     assert producer.pending == 2, "it was off when they were asked for"
     assert gc.isenabled()
+
+
+def test_a_producer_that_nobody_holds_is_destroyed_at_once() -> None:
+    """The collector runs in any thread, its own among them while it asks for a token: librdkafka aborts the process."""
+    gc.disable()
+    try:
+        producer = KafkaProducer(kafka.settings(kafka__bootstrap__servers="127.0.0.1:1"))
+        producer.send(rows(b"1"))
+        held = weakref.ref(producer)
+        producer.close()
+        del producer
+        assert held() is None
+    finally:
+        gc.enable()
