@@ -83,7 +83,7 @@ MISTAKES = [
     ('"state"', '"s3://bucket/x"', 'bridge.toml:2: "state_dir" must be a path on a disk of this machine, not a URI. Correct the path.   [TL-C15]'),
     ("state_dir", 'stat_dir = "x"\nstate_dir', 'bridge.toml:2: unknown key "stat_dir". Did you mean "state_dir"?   [TL-C01]'),
     ('brokers = ["mqtt://a:1883"]\n', "", 'bridge.toml:4  [mqtt]: "brokers" is missing. Add it, as brokers = ["mqtt://localhost:1883"].   [TL-C02]'),
-    ("[kafka]", "keep_alive_s = 2\n[kafka]", 'bridge.toml:7  [mqtt]: "keep_alive_s" must be at least 5. Change the number.   [TL-C03]'),
+    ("[kafka]", "keep_alive_s = 2\n[kafka]", 'bridge.toml:7  [mqtt]: "keep_alive_s" must be greater than or equal to 5. Change the number.   [TL-C03]'),
     ("[kafka]", 'password = "hunter2"\n[kafka]', 'bridge.toml:7  [mqtt]: "password" would put a secret into this file. Write it into a file of mode 0600 and set password_file.   [TL-C16]'),
     ("[kafka]", 'password_file = "nowhere"\n[kafka]', "bridge.toml:7  [mqtt]: password_file nowhere does not exist. Write the secret into it, mode 0600.   [TL-C15]"),
     ("[kafka]", "tls = { insecure = true }\n[kafka]", 'bridge.toml:7  uplink "telemetry": tls is set, but no broker is reached by mqtts://, so nothing would be encrypted. Write mqtts://, or remove tls.   [TL-C17]'),

@@ -172,7 +172,7 @@ def test_mistakes_about_several_gateways(options: dict[str, str], said: str) -> 
     ("given", "said"),
     [
         ({"gateway": "grpc+tls://g1:8815"}, r'"gatewayTokenFile" is missing.*TL-C20'),
-        ({**REMOTE, "gatewayTicketValidity": "5"}, r"must be at least 60.*TL-C21"),
+        ({**REMOTE, "gatewayTicketValidity": "5"}, r"must be greater than or equal to 60.*TL-C21"),
         ({"gateway": "/state", "gatewayTokenFile": "/t"}, r"this one is on this machine.*TL-C23"),
         ({"gateway": "grpc+tls://x:port"}, "TL-C21"),
     ],
@@ -272,7 +272,7 @@ def test_several_brokers_take_qos_2_only_where_they_share_sessions() -> None:
         ({"guarantee": "at_most_once", "qos": "1"}, r'option "qos".*TL-C12'),
         ({"confirm": "kafka"}, r'option "confirm".*TL-C21'),
         ({"topic": "a/#"}, r'option "topic".*TL-C21'),
-        ({"outboxMaxAge": "0"}, r'"outboxMaxAge" = "0": must be more than 0.*TL-C21'),
+        ({"outboxMaxAge": "0"}, r'"outboxMaxAge" = "0": must be greater than 0.*TL-C21'),
         ({"subscribe": "a/#"}, r'unknown option "subscribe".*TL-C01'),
         ({"confrim": "broker"}, r'Did you mean "confirm".*TL-C01'),
         ({"password": "secret"}, r'option "password".*TL-C22'),
