@@ -232,9 +232,7 @@ class GatewaySettings(MqttSettings):
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         self.check_connection(self.brokers)
-        shared = [s.pattern for s in self.subscriptions if s.pattern.startswith("$share/")]
-        problems = chain(self._conflicts(), self._protocol_conflicts(shared), self._share_conflicts(shared))
-        if problem := next(problems, None):
+        if problem := next(chain(self._conflicts(), self._shared_filter_conflicts()), None):
             raise ValueError(problem)
         return self
 
@@ -257,23 +255,17 @@ class GatewaySettings(MqttSettings):
                 f"for each [MQTT-3.3.4-2]: guarantee {self.guarantee} does not allow it; use one wider filter, a line "
                 "or query for each, or a dedupe key of the line"
             )
-
-    def _protocol_conflicts(self, filters: list[str]) -> Iterator[str]:
         if self.protocol != "5" and any((self.retain_handling, *(s.retain_handling for s in self.subscriptions))):
             yield 'retain_handling 1 and 2 need protocol "5": MQTT 3.x always sends retained messages'
-        if filters and self.protocol in {"3.1.1", "3.1"}:
-            yield f'"{filters[0]}" needs protocol "5": for MQTT 3.x it is a plain filter, and matches nothing'
         if self.receipts is not None and self.protocol != "5":
             yield 'receipts need protocol "5": marks are user properties'
 
-    def _share_conflicts(self, filters: list[str]) -> Iterator[str]:
-        if self.receipts is not None and filters:
-            yield f'receipts need every message of a publisher, "{filters[0]}" shares them with others'
-        if self.share is not None:
-            if self.outbox is not None:
-                yield "share is for what is received, and there is an outbox"
-            if len(filters) != (len(self.subscriptions) if self.share.way is ShareMethod.SUBSCRIPTION else 0):
-                yield 'share = "subscription" and filters with $share/ go together, all of them'
+    def _shared_filter_conflicts(self) -> Iterator[str]:
+        for pattern in (s.pattern for s in self.subscriptions if s.is_shared):
+            if self.protocol in {"3.1.1", "3.1"}:
+                yield f'"{pattern}" needs protocol "5": for MQTT 3.x it is a plain filter, and matches nothing'
+            if self.receipts is not None:
+                yield f'receipts need every message of a publisher, "{pattern}" shares them with others'
 
     @property
     def filters(self) -> tuple[Filter, ...]:

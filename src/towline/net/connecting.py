@@ -65,8 +65,6 @@ def call_with_timeout(
         TimeoutError: No result in time, or cancelled.
         BaseException: Any error of `call`.
     """
-    if cancelled():
-        raise TimeoutError("cancelled")
     deadline = time.monotonic() + timeout_s
     future = _start_call(call)
     while True:
@@ -504,18 +502,10 @@ class _ConnectionAttempt:
     def start_tls(
         self, undo: contextlib.ExitStack, sock: socket.socket, tls: Tls, context: ssl.SSLContext
     ) -> socket.socket:
-        """Start TLS on a socket; `undo` closes the TLS socket.
-
-        Raises:
-            ConfigError: TL-C30, invalid server name.
-        """
+        """Start TLS on a socket; `undo` closes the TLS socket."""
         self.translate_error = partial(tls_error, tls=tls, location=self._location)
         name = tls.server_name or self._endpoint.host
-        try:
-            tls_socket = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
-        except ValueError:  # invalid name; includes UnicodeError
-            problem = f'"{name}" can\'t be the name of a server'
-            raise ConfigError("TL-C30", self._location, problem, "Set tls.server_name.") from None
+        tls_socket = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
         undo.enter_context(tls_socket).do_handshake()
         return tls_socket
 

@@ -25,7 +25,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from towline.errors import ConfigError, Unreachable, did_you_mean
 from towline.mqtt.events import Authenticator, Filter, SessionConfig
-from towline.mqtt.rules import check_config, filter_problem, message_problem, topic_problem
+from towline.mqtt.rules import check_config, filter_problem, message_problem
 from towline.mqtt.versions import LEVELS_OF_SETTING
 from towline.net.connecting import Transport, call_with_timeout, connect
 from towline.net.endpoint import Endpoint, Proxy
@@ -83,12 +83,6 @@ def _check_function(value: str) -> str:
 FunctionName = Annotated[str, AfterValidator(_check_function), Field(json_schema_extra={"pattern": _FUNCTION_PATTERN})]
 
 
-def _check_topic(value: str) -> str:
-    if problem := topic_problem(value):
-        raise ValueError(problem)
-    return value
-
-
 class WillSettings(SettingsModel):
     """Will message: published by the broker when the connection ends without DISCONNECT [MQTT 5 section 3.1.3.2].
 
@@ -106,7 +100,7 @@ class WillSettings(SettingsModel):
         correlation_data: Bytes that the response repeats: text, in Python also bytes (MQTT 5).
     """
 
-    topic: Annotated[str, AfterValidator(_check_topic)]
+    topic: str
     payload: str | SkipJsonSchema[bytes] = ""
     qos: Annotated[int, Field(ge=0, le=2)] = 0
     retain: bool = False
@@ -266,12 +260,6 @@ class ConnectionSettings(SettingsModel):
         return SessionConfig(client_id, location, filters, **{**fields, **overrides})
 
 
-def _check_brokers(text: str) -> str:
-    if not text.strip(" ,"):
-        raise ValueError("must be mqtt://HOST[:PORT], several with a comma between them")
-    return text
-
-
 def _parse_endpoints(value: object) -> object:
     if isinstance(value, str):
         value = [part for part in value.split(",") if part.strip()]
@@ -286,7 +274,7 @@ def _parse_endpoints(value: object) -> object:
 Brokers = Annotated[
     tuple[Endpoint, ...],
     BeforeValidator(_parse_endpoints, json_schema_input_type=str | list[str]),
-    Option("broker", parse=_check_brokers, secret=True),
+    Option("broker", secret=True),
 ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.unit.gateway.serving import rows
-from tests.unit.gateway.test_settings import SHARE, settings
+from tests.unit.gateway.test_settings import settings
 from towline.errors import GatewayError, JournalFailed, TowlineError
 from towline.gateway.identity import (
     OUTBOX_FILE,
@@ -31,6 +31,7 @@ from towline.schema import ROW_SCHEMA
 from towline.spark.offsets import JournalPosition, SourceOffset
 
 BROKER = "mqtt://b:1883"
+SHARE = {"member": "g1", "members": ["g1", "g2"], "way": "filters", "client_id": "plant-l"}
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from towline.gateway.settings import GatewaySettings, ListenSettings
 
 FILES = {"cert_file": "c", "key_file": "k", "token_file": "t"}
 RECEIPTS = {"key_file": "k"}
-SHARE = {"member": "g1", "members": ["g1", "g2"], "way": "filters", "client_id": "plant-l"}
 
 
 def settings(**more: Any) -> GatewaySettings:
@@ -27,9 +26,6 @@ def settings(**more: Any) -> GatewaySettings:
         ({"receipts": RECEIPTS, "subscriptions": [{"pattern": "$share/g/t/#"}]}, "shares them with others"),
         ({"receipts": {}}, "key_file"),
         *(({"receipts": RECEIPTS | {"prefix": prefix}}, "pattern") for prefix in ("a/#", "a/", "$SYS")),
-        ({"subscriptions": [{"pattern": "$share/g/t"}], "share": SHARE}, "share"),
-        ({"share": SHARE | {"way": "subscription"}}, "share"),
-        ({"outbox": {}, "share": SHARE}, "share"),
         *(({"listen": {"address": "h:1", **FILES, name: None}}, name) for name in FILES),
         *(({"listen": FILES | {"address": one}}, "it is no address to listen on") for one in ("host", "h:99999")),
     ],

@@ -57,7 +57,7 @@ def opened(uri: str | list[str] = URI, **settings: Any) -> Client:
         ({"keepalive": 5}, 'keepalive: no such setting. Did you mean "keep_alive_s"?'),
         ({"password": 5}, "password: must be bytes or text"),
         ({"subscribe": 5}, "subscribe: must be a list"),
-        ({"will": {"topic": "a\0b"}}, "will.topic: a topic has no +, no # and no U+0000"),
+        ({"will": {"topic": "a\0b"}}, "will: a topic has no +, no # and no U+0000"),
     ],
 )
 def test_what_can_not_be_is_one_line(given: dict[str, Any], words: str) -> None:
