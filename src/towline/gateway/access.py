@@ -45,8 +45,6 @@ ACCESS_ERROR_CODES: Final = frozenset({"TL-G40", "TL-G44", "TL-G46"})
 MIN_TOKEN_CHARS: Final = 16
 _REMEDY: Final = "Make one with: openssl rand -hex 32"
 
-#: OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (x509_vfy.h).
-_VALIDITY_ERRORS: Final = {9: "the certificate is not valid yet", 10: "the certificate has expired"}
 #: Limit of steps for a handshake in memory, which needs fewer.
 _MAX_HANDSHAKE_STEPS: Final = 8
 
@@ -199,28 +197,24 @@ class ServerCertificate:
         """
         import ssl  # noqa: PLC0415 - workers need none
 
-        setting, path, problem = "cert_file", settings.cert_file, "it holds no certificate in PEM"
         client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         client.check_hostname = False
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        cert_file, key_file = settings.cert_file, settings.key_file
         try:
-            chain = path.read_bytes()
-            client.load_verify_locations(path)
-            setting, path, problem = "key_file", settings.key_file, "it holds no private key in PEM without a password"
-            key = path.read_bytes()
-            server.load_cert_chain(settings.cert_file, path, password=b"")
+            chain, key = cert_file.read_bytes(), key_file.read_bytes()
+            server.load_cert_chain(cert_file, key_file, password=b"")
+            client.load_verify_locations(cert_file)
             return cls(chain, key, _valid_until(client, server))
         except ssl.SSLCertVerificationError as error:
-            setting, path = "cert_file", settings.cert_file
-            other_problem = f"the certificate is not accepted ({error.verify_message})"
-            problem = _VALIDITY_ERRORS.get(error.verify_code, other_problem)
+            problem = error.verify_message
         except ssl.SSLError as error:
-            if error.reason == "KEY_VALUES_MISMATCH":
-                problem = "the key does not fit the certificate in cert_file"
+            reason = f" ({error.reason.lower().replace('_', ' ')})" if error.reason else ""
+            problem = f"no matching PEM in cert_file and key_file, or one with a password{reason}"
         except OSError as error:
-            problem = f"it can't be read ({files.os_error_text(error)})"
-        remedy = "Correct or renew it; a renewed one is used without a restart."
-        raise ConfigError("TL-C97", f"{setting} {path}", problem, remedy)
+            problem = f"{error.filename} can't be read ({files.os_error_text(error)})"
+        remedy = "Correct or renew them; renewed ones are used without a restart."
+        raise ConfigError("TL-C97", f"cert_file {cert_file}, key_file {key_file}", problem, remedy)
 
 
 def _valid_until(client: ssl.SSLContext, server: ssl.SSLContext) -> datetime:
