@@ -12,7 +12,6 @@ is in its journal.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -249,14 +248,9 @@ def abandoned_client_id(settings: GatewaySettings, journal_session: Mapping[str,
 
 
 def session_directories(settings: GatewaySettings) -> list[Path]:
-    """Return the directories that may record a session of the line: a member's own, its siblings and their parent."""
-    directory = settings.state_dir
-    if settings.share is None:
-        return [directory]
-    with contextlib.suppress(OSError):
-        siblings = (path for path in sorted(directory.parent.iterdir()) if path.name != directory.name)
-        return [directory, *siblings, directory.parent.parent]
-    return [directory, directory.parent.parent]
+    """Return the directories that record sessions of the line: its own, and those of its members."""
+    line_dir = settings.state_dir.parent.parent if settings.share else settings.state_dir
+    return [path.parent for pattern in ("", f"{MEMBERS_DIR}/*/") for path in line_dir.glob(pattern + SESSIONS_FILE)]
 
 
 def _open_session(state_dir: Path, client_id: str) -> ClientSession | None:
