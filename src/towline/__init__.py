@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from towline.monitor.table import publisher_metrics
     from towline.mqtt.events import Filter
     from towline.net.client import Client, Message
+    from towline.net.endpoint import Tls
     from towline.net.settings import ClientSettings, WillSettings
-    from towline.net.tls import Tls
     from towline.publisher import AsyncPublisher, Publisher
     from towline.spark.executors import check_executors
     from towline.spark.session import register, spark_conf
@@ -35,7 +35,7 @@ _PUBLIC_MODULES = {
     "ClientSettings": "towline.net.settings",
     "Filter": "towline.mqtt.events",
     "Message": "towline.net.client",
-    "Tls": "towline.net.tls",
+    "Tls": "towline.net.endpoint",
     "WillSettings": "towline.net.settings",
     "check_executors": "towline.spark.executors",
     "publisher_metrics": "towline.monitor.table",

@@ -21,8 +21,8 @@ from towline.errors import (
 )
 from towline.gateway.settings import GatewaySettings, OutboxSettings
 from towline.kafka.options import NAMES as KAFKA
+from towline.net.endpoint import Tls
 from towline.net.settings import WillSettings
-from towline.net.tls import Tls
 from towline.spark.options import SINK_OPTIONS as SINK
 from towline.spark.options import SOURCE_OPTIONS as SOURCE
 from towline.validation import SettingsModel

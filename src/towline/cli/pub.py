@@ -18,9 +18,8 @@ from towline.errors import BrokerRefused, ConfigError, Unreachable
 from towline.mqtt.events import PublishAcknowledged
 from towline.mqtt.rules import message_problem
 from towline.net.client import Client
-from towline.net.endpoint import Endpoint
+from towline.net.endpoint import Endpoint, Tls
 from towline.net.settings import ClientSettings
-from towline.net.tls import Tls
 from towline.text import count_text
 
 #: Topic and payload of each message.

@@ -25,8 +25,7 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from towline.errors import BrokerError, ConfigError, TowlineError, Unreachable
-from towline.net.endpoint import Endpoint, Proxy, error_text, tls_port_hint
-from towline.net.tls import Tls, tls_error
+from towline.net.endpoint import Endpoint, Proxy, Tls, error_text, tls_error, tls_port_hint
 from towline.text import printable
 from towline.threads import call_in_thread
 

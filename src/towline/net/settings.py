@@ -28,8 +28,7 @@ from towline.mqtt.events import Authenticator, Filter, SessionConfig
 from towline.mqtt.rules import check_config, filter_problem, message_problem
 from towline.mqtt.versions import LEVELS_OF_SETTING
 from towline.net.connecting import Transport, call_with_timeout, connect
-from towline.net.endpoint import Endpoint, Proxy
-from towline.net.tls import Tls
+from towline.net.endpoint import Endpoint, Proxy, Tls
 from towline.options import Option, parse_list
 from towline.providers import call_provider, read_secret
 from towline.validation import SettingsModel, requirement

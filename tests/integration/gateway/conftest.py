@@ -25,7 +25,7 @@ from towline.gateway.client import GatewayClient
 from towline.gateway.launch import find_running
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal
-from towline.net.tls import Tls
+from towline.net.endpoint import Tls
 from towline.schema import ROW_SCHEMA
 from towline_prove.devstack import Mosquitto
 

@@ -19,8 +19,7 @@ from towline import Client, ClientSettings
 from towline.cli import main
 from towline.errors import BrokerError, Unreachable
 from towline.net.connecting import connect
-from towline.net.endpoint import Endpoint
-from towline.net.tls import Tls
+from towline.net.endpoint import Endpoint, Tls
 from towline_prove.devstack import Mosquitto
 
 CONNECT = ConnectPacket("test", clean_start=True, keep_alive=10).write()

@@ -14,7 +14,7 @@ from tests.integration.gateway.conftest import Gateway, NewGateway
 from tests.integration.net.conftest import Authority
 from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline import Client, ClientSettings
-from towline.net.tls import Tls
+from towline.net.endpoint import Tls
 from towline_prove.devstack.process import free_port
 
 COUNT = 2000

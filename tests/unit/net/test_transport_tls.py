@@ -10,7 +10,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from towline.errors import ConfigError
-from towline.net.tls import Tls, tls_error
+from towline.net.endpoint import Tls, tls_error
 
 
 @pytest.mark.parametrize(

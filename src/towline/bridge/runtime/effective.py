@@ -20,8 +20,8 @@ from towline.guarantee import policy
 from towline.kafka.clientconfig import secret_of_file_property
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import PRODUCER_CONFIG
+from towline.net.endpoint import Tls
 from towline.net.settings import MqttSettings, WillSettings
-from towline.net.tls import Tls
 
 _DEFAULT: Final = "default"
 #: Source of a setting that no key of the file changes.
