@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NoReturn, Self
+from typing import Annotated, Any, Final, Literal, NoReturn, Self, cast
 
 from mqtt5 import QoS, Will
 from pydantic import (
@@ -59,13 +60,12 @@ _Pause = Annotated[float, Field(gt=0, le=_MAX_DELAY_S)]
 
 
 def _parse_user_properties(text: str) -> list[Any]:
-    """Parse user properties: ``NAME=VALUE, ...``, or JSON pairs if a value contains a comma."""
-    example = '[["a", "1, 2"]]'
-    items = parse_list(text, "NAME=VALUE", example, str | list)
-    pairs = [item.split("=", 1) if isinstance(item, str) else item for item in items]
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+    """Parse user properties: ``NAME=VALUE, ...``, or a JSON list of such texts if a value contains a comma."""
+    example = '["a=1, 2"]'
+    pairs = [tuple(item.split("=", 1)) for item in parse_list(text, "NAME=VALUE", example)]
+    if not all(len(pair) == 2 for pair in pairs):
         raise ValueError(f"must be NAME=VALUE with commas between them, or JSON such as {example}")
-    return [tuple(map(str, pair)) for pair in pairs]
+    return pairs
 
 
 #: Setting that is never shown, because users may put a password into it.
@@ -94,7 +94,7 @@ class WillSettings(SettingsModel):
         expiry_s: Message expiry interval in seconds; default never (MQTT 5).
         content_type: Content type of the payload (MQTT 5).
         response_topic: Topic for the response (MQTT 5).
-        user_properties: Pairs, in order (MQTT 5); as an option ``NAME=VALUE, ...`` or JSON pairs.
+        user_properties: Pairs, in order (MQTT 5); as an option ``NAME=VALUE, ...`` or a JSON list of them.
         payload_is_utf8: The payload is declared as UTF-8 text (MQTT 5).
         correlation_data: Bytes that the response repeats: text, in Python also bytes (MQTT 5).
     """
@@ -410,12 +410,9 @@ class BrokerConnection:
 
 def _call_token_provider(name: str, session_config: SessionConfig, cancelled: Callable[[], bool]) -> bytes:
     location = session_config.location
-
-    def read_password() -> bytes:
-        return call_provider(name, location, _check_password, "a password, text or bytes")
-
+    call = partial(call_provider, name, location, _check_password, "a password, text or bytes")
     try:
-        return call_with_timeout(session_config.connect_timeout_s, cancelled, read_password)
+        return call_with_timeout(session_config.connect_timeout_s, cancelled, call)
     except ConfigError as error:
         raise Unreachable(error.code, error.location, error.problem, error.remedy) from None
     except TimeoutError as error:
@@ -432,8 +429,7 @@ def _check_password(value: Any) -> bytes:
 def _check_authenticator(value: Any) -> Authenticator:
     if not all(hasattr(value, name) for name in ("method", "start", "challenge", "finish")):
         raise TypeError
-    authenticator: Authenticator = value
-    return authenticator
+    return cast("Authenticator", value)
 
 
 def _parse_headers(content: bytes) -> Headers:
