@@ -50,7 +50,8 @@ def _import_flight() -> Any:
     return flight
 
 
-#: Longest wait for the next rows over a network, in seconds: 32 MB of them at 3 Mbit/s.
+#: Longest wait for the next rows over a network, in seconds: 32 MB of them at 3 Mbit/s. gRPC's keep-alive does not
+#: replace it: a server accepts one ping in five minutes, and pyarrow has no setting for it.
 READ_TIMEOUT_S: Final = 90.0
 #: Longest time for a piece of a batch on its way to an outbox over a network, in seconds.
 WRITE_TIMEOUT_S: Final = 300.0
@@ -396,10 +397,7 @@ class GatewayClient:
         return _import_flight().FlightCallOptions(timeout=timeout_s, headers=headers)
 
     def _with_read_timeout(self, call: Callable[[], _T]) -> _T:
-        """Wait for rows, over a network for `READ_TIMEOUT_S` at most: a dead machine closes no connection.
-
-        gRPC's keep-alive does not help: a server accepts one ping in five minutes, and pyarrow has no setting for it.
-        """
+        """Wait for rows, over a network for `READ_TIMEOUT_S` at most: a dead machine closes no connection."""
         return call_interruptibly(call, READ_TIMEOUT_S) if self._remote else call()
 
     @contextlib.contextmanager

@@ -292,10 +292,7 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             writer.write(json.dumps(answer).encode())
 
     def _handle_request(self, handler: Callable[..., Any], body: bytes, **extra_arguments: object) -> Any:
-        """Call a handler with the fields of a JSON request; raises TL-G08 for fields that it does not accept.
-
-        A failed journal is also reported to the owner [I6].
-        """
+        """Call a handler with the fields of a JSON request; a failed journal is also reported to the owner [I6]."""
         fields = {**parse_request(self._name, body), **extra_arguments}
         try:
             return handler(**fields)
@@ -409,10 +406,7 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         return {"done": self._long_poll.wait(lambda: outbox.is_done_below(end_offset), timeout_s, cancelled)}
 
     def _on_refused(self, operation: Literal["page", "replay", "drop"], offset: Number) -> Any:
-        """Call a method of `RefusedMessages` on the pump's thread: list, replay or drop a page of refused messages.
-
-        After TL-G32 the operation may still run: each message is moved once.
-        """
+        """Call a method of `RefusedMessages`; after TL-G32 it may still run, and each message is moved once."""
         self._require_outbox()
         try:
             return self._pump.refused_messages(operation, offset).result(_PUMP_TIMEOUT_S)

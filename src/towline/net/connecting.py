@@ -270,10 +270,7 @@ class Transport:
         return bytes(memoryview(self._read_buffer)[:size])
 
     def _request_quick_ack(self) -> None:
-        """Make TCP acknowledge now instead of with the next packet or after 40 ms.
-
-        A broker without TCP_NODELAY, such as Mosquitto by default, sends no second small packet before (RFC 896).
-        """
+        """Make TCP acknowledge now: a broker without TCP_NODELAY sends no second small packet before (RFC 896)."""
         try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         except OSError:
@@ -405,10 +402,7 @@ Address: TypeAlias = tuple[int, Any]
 
 
 class _ConnectionAttempt:
-    """Steps of one connection attempt; each blocks and first sets the meaning of its errors (`translate_error`).
-
-    All steps except the DNS lookup and the proxy handshake end `timeout_s` seconds after the constructor.
-    """
+    """Steps of one connection attempt; each blocks and first sets the meaning of its errors (`translate_error`)."""
 
     def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
         self._endpoint = endpoint
@@ -463,11 +457,7 @@ class _ConnectionAttempt:
         raise self._failures.pop()
 
     def connect_through_proxy(self, proxy: Proxy) -> socket.socket:
-        """Connect through a proxy.
-
-        Raises:
-            ConfigError: The proxy password can't be read (TL-C31), or python-socks is not installed (TL-C34).
-        """
+        """Connect through a proxy; raises TL-C31 for its password, TL-C34 without python-socks."""
         try:
             import python_socks  # noqa: PLC0415  # optional: towline[proxy]
             from python_socks.sync import Proxy as Connector  # noqa: PLC0415
@@ -509,11 +499,7 @@ class _ConnectionAttempt:
         return tls_socket
 
     def open_websocket(self, sock: socket.socket, framing: WebSocketFraming, tls: Tls | None) -> None:
-        """Open a WebSocket.
-
-        Raises:
-            Unreachable: TL-M14, the server does not open the WebSocket, or sends MQTT before CONNECT.
-        """
+        """Open a WebSocket; raises TL-M14 if the server does not, or sends MQTT before CONNECT."""
 
         def translate_error(error: Exception) -> TowlineError:
             if tls and isinstance(error, ssl.SSLError):
@@ -542,10 +528,7 @@ def _connect_socket(family: int, address: Any, timeout_s: float) -> socket.socke
 
 
 def _set_socket_options(sock: socket.socket, keep_alive_s: int) -> None:
-    """Set TCP_NODELAY, the receive buffer and TCP keep-alive; a silent peer is dropped after 1.5 MQTT keep alives.
-
-    The system's probes detect a dead peer even while the session sends no PINGREQ.
-    """
+    """Set TCP_NODELAY, the receive buffer and TCP keep-alive, which needs no PINGREQ to detect a dead peer."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
     if hasattr(socket, "TCP_USER_TIMEOUT") and keep_alive_s:

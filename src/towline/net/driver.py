@@ -302,11 +302,7 @@ class SessionDriver:
         self._last_chunk_at = time.monotonic()
 
     def _read_chunk(self, transport: Transport, data: bytes) -> list[Item]:
-        """Read a chunk, with further packets of a short wait, so that one sync serves many messages.
-
-        Raises:
-            MalformedPacket: As `Decoder.feed`.
-        """
+        """Read a chunk, with further packets of a short wait, so that one sync serves many messages."""
         if len(data) >= _SMALL_CHUNK_BYTES or self.session.state is not SessionState.ONLINE:
             return self._decoder.feed(data)
         linger = self._linger
