@@ -94,49 +94,49 @@ class StoredBatch:
         return cls(**{**answer, "outbox": JournalOffset(*answer["outbox"])})
 
 
-#: Inbox or outbox → codes of: another journal, an older copy, an older copy that was written to since.
-_CODES_BY_STORE: Final = {"inbox": ("TL-G04", "TL-G06", "TL-G26"), "outbox": ("TL-G36", "TL-G35", "TL-G35")}
+#: Kind of journal → codes of: another journal, an older copy, an older copy that was written to since.
+_CODES_BY_KIND: Final = {"journal": ("TL-G04", "TL-G06", "TL-G26"), "outbox": ("TL-G36", "TL-G35", "TL-G35")}
 _REMEDIES: Final = {
-    "inbox": "Bring back the newest state directory of that query. Or start the query with a new checkpoint directory "
-    "and get what waits here: rows that only the other one held stay there, and what both hold may come twice.",
+    "journal": "Bring back the newest state directory of that query. Or start the query with a new checkpoint "
+    "directory and get what waits here: rows that only the other one held stay there, and what both hold may come "
+    "twice.",
     "outbox": "Bring back the newest state directory. Or start the query with a new checkpoint directory (a bridge "
     "line: towline reset FILE LINE): what only the newer outbox held is then not sent, what it had delivered may "
     "come again.",
 }
 #: Codes of errors about an inbox that does not match a checkpoint.
-INBOX_MISMATCH_CODES: Final = frozenset(_CODES_BY_STORE["inbox"])
+INBOX_MISMATCH_CODES: Final = frozenset(_CODES_BY_KIND["journal"])
 
 
-def check_offset(gateway: str, position: JournalOffset, extent: Extent, *, kind: str = "inbox") -> None:
+def check_offset(gateway: str, position: JournalOffset, extent: Extent, *, kind: str = "journal") -> None:
     """Check that the rows below an offset are the same as when the offset was issued.
 
     Args:
         gateway: Name of the gateway.
         position: The issued offset.
         extent: Extent of its inbox or outbox, for that offset.
-        kind: ``inbox`` or ``outbox``.
+        kind: ``journal`` for the inbox, or ``outbox``.
 
     Raises:
         ReaderFenced: Another journal: TL-G04, TL-G36 of an outbox. A copy that was written to since: TL-G26.
         GatewayError: An older copy: TL-G06, TL-G35 of an outbox, also of one that was written to since.
     """
-    store = "journal" if kind == "inbox" else kind
-    other_code, older_code, diverged_code = _CODES_BY_STORE[kind]
+    other_code, older_code, diverged_code = _CODES_BY_KIND[kind]
     if position.journal != extent.journal:
         problem = (
-            f"the query's checkpoint belongs to {store} {position.journal}, this gateway has {store} {extent.journal}"
+            f"the query's checkpoint belongs to {kind} {position.journal}, this gateway has {kind} {extent.journal}"
         )
         raise ReaderFenced(other_code, gateway, problem, _REMEDIES[kind])
     if position.offset > extent.end_offset:
         problem = (
-            f"the checkpoint is at offset {position.offset:,}, the {store} ends at {extent.end_offset:,}: an older copy"
+            f"the checkpoint is at offset {position.offset:,}, the {kind} ends at {extent.end_offset:,}: an older copy"
         )
         raise GatewayError(older_code, gateway, problem, _REMEDIES[kind])
     # Rows below an offset before the journal's first one were committed and are not compared; "" is an empty journal.
     is_comparable = position.incarnation != "" and position.offset >= extent.first_offset
     if is_comparable and extent.incarnation != position.incarnation:
         writer = f"opening {extent.incarnation}" if extent.incarnation else "another"
-        row = f"the row below offset {position.offset:,} was written by opening {position.incarnation} of the {store}"
+        row = f"the row below offset {position.offset:,} was written by opening {position.incarnation} of the {kind}"
         problem = f"{row} when the query saw it, and here by {writer}: this is an older copy that was written to since"
         raise (GatewayError if kind == "outbox" else ReaderFenced)(diverged_code, gateway, problem, _REMEDIES[kind])
 

@@ -102,15 +102,12 @@ class ReceiptSettings(SettingsModel):
         key_file: File of the line's keys; only publishers with one of them, or with one derived from it, get receipts.
         prefix: Receipts go to this topic, a slash, and the publisher's id.
         max_publishers: Maximum number of publishers. Messages of further ones pass without receipt and deduplication.
-        max_ranges: Maximum ranges of one publisher's numbers with gaps between them; a message that would add one is
-            dropped, and the publisher sends it again.
         keep_s: Seconds until the state of a silent publisher is removed.
     """
 
     key_file: Path
     prefix: Annotated[str, Field(pattern=r"^[^+#\x00$/](?:[^+#\x00]{0,198}[^+#\x00/])?$")] = TOPIC_PREFIX
     max_publishers: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    max_ranges: Annotated[int, Field(ge=1, le=100_000)] = 256
     keep_s: Annotated[float, Field(ge=60)] = 30 * 86400
 
 

@@ -67,8 +67,6 @@ class Message:
         self.retain = packet.retain
         #: DUP flag: the message may be a repeat [MQTT-3.3.1-1].
         self.duplicate = packet.duplicate
-        #: Packet id until PUBACK (QoS 1) or PUBREL (QoS 2); None for QoS 0.
-        self.packet_id = packet.packet_id
         #: Content type; MQTT 5, as all following properties.
         self.content_type = packet.content_type
         self.payload_is_utf8 = packet.payload_format_indicator == 1

@@ -140,8 +140,6 @@ class WebSocketFraming:
         """
         if self.end_reason is not None:
             return b"", b""
-        if not data and not self.open:
-            raise self.websocket_error("the server closed instead of answering")
         payloads: list[bytes] = []
         reply = bytearray()
         try:

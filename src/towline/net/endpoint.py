@@ -262,15 +262,11 @@ def tls_error(error: Exception, tls: Tls, location: str) -> BrokerError:
         return Unreachable("TL-M07", location, problem, remedy)
     reason = getattr(error, "reason", None) or ""
     if "ALERT" in reason and any(word in reason for word in _CLIENT_CERTIFICATE_ALERTS):
-        alert = error_text(error).rpartition("alert ")[2]
-        if tls.cert_file:
-            problem = f"the broker does not accept our certificate ({alert})"
-            return Unreachable("TL-M09", location, problem, "Check tls.cert_file.")
-        problem = f"the broker asks for a client certificate ({alert})"
-        return Unreachable("TL-M09", location, problem, "Set tls.cert_file and tls.key_file.")
+        problem = f"the broker needs another client certificate ({error_text(error).rpartition('alert ')[2]})"
+        return Unreachable("TL-M09", location, problem, "Set or check tls.cert_file and tls.key_file.")
     if any(word in reason for word in _VERSION_ERRORS):
-        remedy = "Lower tls.min_version, or upgrade the broker." if tls.min_version != "1.2" else "Upgrade the broker."
-        return Unreachable("TL-M02", location, f"the broker speaks no TLS {tls.min_version} or newer", remedy)
+        problem = f"the broker speaks no TLS {tls.min_version} or newer"
+        return Unreachable("TL-M02", location, problem, "Upgrade the broker, or lower tls.min_version.")
     if "NO_APPLICATION_PROTOCOL" in reason:
         problem = f"the broker accepts none of the ALPN protocols {', '.join(tls.alpn)}"
         return Unreachable("TL-M02", location, problem, "Check tls.alpn.")

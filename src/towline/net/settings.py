@@ -487,7 +487,6 @@ class ClientSettings(Arguments, ConnectionSettings):
             the connection ends before anything is acknowledged (TL-M20).
         keep_alive_s: As above, 0 for none.
         receive_maximum: As above; smaller by default, because received messages are in memory.
-        max_packet_bytes: As above, without a lower limit.
     """
 
     authenticator: Any = None
@@ -496,7 +495,6 @@ class ClientSettings(Arguments, ConnectionSettings):
     unknown_session: Literal["adopt", "refuse"] = "adopt"
     keep_alive_s: Annotated[int, Field(ge=0, le=65535)] = 60
     receive_maximum: Annotated[int, Field(ge=1, le=65535)] = 1000
-    max_packet_bytes: Annotated[int, Field(ge=1, le=_MAX_PACKET_BYTES)] = 64 << 20
 
     def connection(
         self,

@@ -36,8 +36,8 @@ def test_why_a_certificate_is_refused(code: int, remedy: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "code", "what"),
     [
-        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "TL-M09", "asks for a client certificate (certificate required)"),
-        ("SSLV3_ALERT_BAD_CERTIFICATE", "TL-M09", "asks for a client certificate (bad certificate)"),
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "TL-M09", "needs another client certificate (certificate required)"),
+        ("SSLV3_ALERT_BAD_CERTIFICATE", "TL-M09", "needs another client certificate (bad certificate)"),
         ("TLSV1_ALERT_PROTOCOL_VERSION", "TL-M02", "speaks no TLS 1.2 or newer"),
         ("UNSUPPORTED_PROTOCOL", "TL-M02", "speaks no TLS 1.2 or newer"),
         ("TLSV1_ALERT_NO_APPLICATION_PROTOCOL", "TL-M02", "none of the ALPN protocols mqtt"),

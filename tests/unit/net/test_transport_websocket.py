@@ -85,7 +85,7 @@ def test_a_refusal_by_status(status: int) -> None:
     ("answer", "what"),
     [
         (b"\x20\x02\x00\x00" * 30 + b"\r\n\r\n", "the server opens no WebSocket (Bad HTTP message)"),
-        (b"", "the server closed instead of answering"),
+        (b"", "the server opens no WebSocket (Bad HTTP message)"),
         (
             b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
             "the server opens no WebSocket (Bad accept token)",
