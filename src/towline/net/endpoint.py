@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from annotated_types import Len
 
 from towline.errors import BrokerError, ConfigError, Unreachable
+from towline.options import OptionSpelling, parse_list
 from towline.providers import read_secret
 
 Scheme: TypeAlias = Literal["mqtt", "mqtts", "ws", "wss", "unix"]
@@ -172,6 +173,10 @@ _CLIENT_CERTIFICATE_ALERTS: Final = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED
 _VERSION_ERRORS: Final = ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE")
 
 
+def _parse_protocols(text: str) -> list[str]:
+    return parse_list(text, "protocols", '["mqtt"]')
+
+
 @dataclass(frozen=True, slots=True)
 class Tls:
     """TLS settings: verification of the broker, and the client's certificate.
@@ -195,7 +200,7 @@ class Tls:
     key_file: Path | None = None
     key_password_file: Path | None = None
     server_name: Annotated[str, Len(1, 253)] | None = None
-    alpn: tuple[str, ...] = ()
+    alpn: Annotated[tuple[str, ...], OptionSpelling(parse=_parse_protocols)] = ()
     min_version: Literal["1.2", "1.3"] = "1.2"
     strict: bool = True
     insecure: bool = False

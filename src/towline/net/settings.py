@@ -6,7 +6,7 @@ A further option is one field of `ConnectionSettings` and the code that uses it;
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     ValidationError,
-    field_validator,
     model_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
@@ -199,20 +198,6 @@ class ConnectionSettings(SettingsModel):
     websocket_headers_file: Path | None = None
     websocket_query_file: Path | None = None
 
-    @field_validator("tls", mode="before")
-    @classmethod
-    def _split_alpn(cls, value: object) -> object:
-        if isinstance(value, Mapping) and isinstance(alpn := value.get("alpn"), str):
-            return {**value, "alpn": tuple(alpn.replace(",", " ").split())}
-        return value
-
-    @field_validator("tls")
-    @classmethod
-    def _check_tls(cls, value: Tls) -> Tls:
-        if problem := value.problem():
-            raise ValueError(problem)
-        return value
-
     @property
     def proxy_endpoint(self) -> Proxy | None:
         """Parsed proxy setting; None without a proxy.
@@ -226,11 +211,13 @@ class ConnectionSettings(SettingsModel):
         """Validate settings that depend on each other.
 
         Raises:
-            ValueError: Two passwords, an invalid proxy, or one in front of a Unix socket.
+            ValueError: Two passwords, contradictory TLS settings, an invalid proxy, or one in front of a Unix socket.
         """
         passwords = [name for name in ("password", "password_file", "token_provider") if getattr(self, name, None)]
         if len(passwords) > 1:
             raise ValueError(f"{' and '.join(passwords)} both give the password; keep one")
+        if problem := self.tls.problem():
+            raise ValueError(f"tls: {problem}")
         if self.proxy_password_file and not self.proxy:
             raise ValueError("proxy_password_file needs proxy")
         if self.proxy_endpoint and any(broker.scheme == "unix" for broker in brokers):
