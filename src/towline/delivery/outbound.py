@@ -356,10 +356,7 @@ class OutboxSender:
         *,
         acknowledged: bool = True,
     ) -> None:
-        """Mark a message as done with its outcome; `degradations` are counters of a delivery with a weaker guarantee.
-
-        `acknowledged`: by the broker; False for a message of QoS 0 that was sent.
-        """
+        """Mark a message as done with its outcome; `degradations` are counters of a weaker guarantee."""
         was_done = number in self._outbox.done_rows
         if outcome is not Outcome.DELIVERED:
             counters = [outcome.value, TAKEN_BACK_COUNTER] if was_done else [outcome.value]

@@ -102,16 +102,13 @@ def outgoing_messages(
 
 
 def _column_values(rows: pa.RecordBatch) -> tuple[list[list[Any] | None], dict[int, int]]:
-    """Return the message columns as lists, None for an empty one; and the reason codes of rows with invalid UTF-8.
-
-    Neither Arrow nor Spark's cast of bytes to a string validates UTF-8.
-    """
+    """Return the message columns as lists, None for an empty one; and the reason codes of rows with invalid UTF-8."""
     columns: list[list[Any] | None] = []
     invalid_rows: dict[int, int] = {}
     for field, column in zip(MESSAGE_SCHEMA, rows.columns, strict=False):
         try:
             columns.append(column.to_pylist() if column.null_count < len(column) else None)
-        except UnicodeDecodeError:
+        except UnicodeDecodeError:  # neither Arrow nor Spark's cast of bytes to a string validates UTF-8
             columns.append([None] * len(column))
             for row_index, value in enumerate(column):
                 try:

@@ -39,10 +39,7 @@ _ACL: Final = "kafka-acls.sh --bootstrap-server SERVERS --add --allow-principal 
 def _merge_topics(
     cluster: ClusterProbe, findings: Iterable[tuple[str, Finding | None]], default: Finding | None = None
 ) -> Iterator[Finding]:
-    """Merge equal findings of several topics; ``TOPIC`` in a remedy becomes the first of them.
-
-    Without any finding, `default` is yielded.
-    """
+    """Merge equal findings of several topics, else yield `default`; ``TOPIC`` in a remedy becomes the first of them."""
     topics_by_finding: dict[Finding, list[str]] = {}
     for name, finding in findings:
         if finding is not None:
@@ -158,10 +155,8 @@ def _check_in_sync(cluster: ClusterProbe) -> Iterator[Finding]:
 
 
 def _min_isr_finding(topic: TopicState) -> Finding | None:
-    """Return the finding about min.insync.replicas; topics with two replicas or fewer are TL-D27.
-
-    A value above the number of replicas counts as that number (`Partition.effectiveMinIsr`; seen on 4.3).
-    """
+    """Return the finding about min.insync.replicas; topics with two replicas or fewer are TL-D27."""
+    # A value above the number of replicas counts as that number (`Partition.effectiveMinIsr`; seen on 4.3).
     min_isr = topic.int_setting("min.insync.replicas")
     if min_isr is None or topic.replicas < _SAFE_REPLICAS or 1 < min_isr < topic.replicas:
         return None

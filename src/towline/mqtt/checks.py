@@ -308,10 +308,7 @@ def _check_publish(fields: FieldReader, header: int) -> None:
 
 
 def _ack_check(code_bytes: int, *, has_packet_id: bool = False) -> Callable[[FieldReader, int], None]:
-    """Return a check for reason bytes and properties, both optional at the end [MQTT 5 section 3.4.2.1].
-
-    With `has_packet_id` a packet id precedes them.
-    """
+    """Return a check for reason bytes and properties, both optional at the end [MQTT 5 section 3.4.2.1]."""
 
     def check_ack(fields: FieldReader, _header: int) -> None:
         if has_packet_id:

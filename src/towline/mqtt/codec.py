@@ -306,11 +306,7 @@ class Decoder:
         return mqtt5.read(memoryview(mqtt5_data))[0], end
 
     def _whole_packet(self, buffer: _Bytes, position: int) -> _Bytes:
-        """Return the packet at `position`.
-
-        Raises:
-            IndexError: It is incomplete, or larger than the limit.
-        """
+        """Return the packet at `position`; raises IndexError if it is incomplete, or larger than the limit."""
         length, body_at = checks.read_varint(buffer, position + 1)
         end = body_at + length
         if end > len(buffer) or end - position > self._max_packet_bytes:
@@ -352,18 +348,14 @@ def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
 
 
 def _connack_as_mqtt5(connack: bytes) -> bytes:
-    """Return a CONNACK in MQTT 5 form, of a server that answers in the form of another version.
-
-    A CONNACK with two bytes comes from a server without MQTT 5, which may have misread our CONNECT: it becomes 0x84.
-    Other servers answer in MQTT 5 form with a return code of 3.x: Moquette does [MQTT 3.1.1 table 3.1].
-    """
+    """Return a CONNACK in MQTT 5 form, of a server that answers in the form of another version."""
     if len(connack) <= _CODE_INDEX:
         return connack
     code = connack[_CODE_INDEX]
-    if connack[1] == _CONNACK_3_LENGTH:
+    if connack[1] == _CONNACK_3_LENGTH:  # of a server without MQTT 5, which may have misread our CONNECT
         version_unsupported = int(ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION)
         return bytes((_CONNACK, 3, 0, code if code >= _FIRST_ERROR_CODE else version_unsupported, 0))
-    if 0 < code < len(codec3.CONNACK_CODES):
+    if 0 < code < len(codec3.CONNACK_CODES):  # a return code of 3.x: Moquette does [MQTT 3.1.1 table 3.1]
         return connack[:_CODE_INDEX] + bytes((int(codec3.CONNACK_CODES[code]),)) + connack[_CODE_INDEX + 1 :]
     return connack
 
@@ -374,11 +366,7 @@ def _is_mqtt5_refusal(packet: bytes) -> bool:
 
 
 def _ack_run(buffer: bytes, position: int) -> tuple[AckRun, int] | None:
-    """Return the run of short acknowledgements at `position` and its end; None if there is none.
-
-    Raises:
-        ValueError: Packet id 0 [MQTT-2.2.1-3].
-    """
+    """Return the run of short acknowledgements at `position` and its end; None if there is none."""
     fixed_header = buffer[position : position + 2]
     packet_type = _SHORT_ACK_TYPES.get(fixed_header)
     end = position

@@ -101,10 +101,7 @@ _EMPTY_RESULT: Final = FilterResult(NO_DUPLICATES, ())
 
 @dataclass(slots=True)
 class _PendingAcks:
-    """Pending acknowledgements of one chunk, and the digests of its messages.
-
-    Digests are computed only for possible repeats, or when the messages would take too much memory meanwhile.
-    """
+    """Pending acknowledgements of one chunk, and the digests of its messages, which are computed when needed."""
 
     #: Number of the first message that is stored.
     first_number: int
@@ -324,14 +321,7 @@ class Inbound:
         return digests_by_id
 
     def _take_new(self, qos: bytes, ids: Sequence[int], pending: _PendingAcks, duplicates: bytes) -> None:
-        """Number new messages, register the QoS 2 ids, and add their pending acknowledgements.
-
-        Args:
-            qos: QoS of each message.
-            ids: Packet id of each message.
-            pending: Acknowledgements and digests of the stored ones.
-            duplicates: As in `FilterResult`.
-        """
+        """Number new messages, register the QoS 2 ids, and add their pending acknowledgements."""
         first_number = self.next_number
         numbers: Sequence[int] = range(first_number, first_number + len(ids))
         stored_ids = ids

@@ -376,13 +376,7 @@ class Outbound:
     def _send_queued(
         self, packets: list[bytes], assigned_ids: tuple[dict[int, MessageToken], dict[int, MessageToken]], now: float
     ) -> list[PublishAcknowledged]:
-        """Append queued messages to `packets`; return the answers of QoS 0 and of messages this server can't take.
-
-        Args:
-            packets: Encoded packets.
-            assigned_ids: Packet id → token of each appended message, for QoS 1 and QoS 2.
-            now: See `actions`.
-        """
+        """Append queued messages to `packets`; return the answers of QoS 0 and of messages this server can't take."""
         finished_acks: list[PublishAcknowledged] = []
         while self._queue and not self._resend_ids:
             message = self._queue[0]

@@ -501,17 +501,14 @@ class Session:
     # -- subscribing --
 
     def _request_subscriptions(self, filters: list[Filter], surplus_patterns: list[str], actions: list[Action]) -> None:
-        """Send SUBSCRIBE for these filters, and UNSUBSCRIBE for the surplus ones once all are granted.
-
-        So a refused filter costs nothing: the subscriptions of before stay, for the settings of before. Without a
-        durable session a gap is better than a message for each of two filters [MQTT-3.3.4-2]: UNSUBSCRIBE comes first.
-        """
+        """Send SUBSCRIBE for these filters, and UNSUBSCRIBE for the surplus ones once all are granted."""
         assert self.server_limits is not None
         if error := unsupported_subscription(self.server_limits, filters, self.config.location):
             self._close(Close(error, fatal=True), actions, disconnect=True)
             return
+        # After a refused filter the subscriptions of before stay, for the settings of before.
         self._surplus_patterns = surplus_patterns
-        if not self.config.durable:
+        if not self.config.durable:  # a gap is better than a message for each of two filters [MQTT-3.3.4-2]
             self._unsubscribe(actions)
         for identifier in dict.fromkeys(f.identifier for f in filters):  # one each [MQTT 5 section 3.8.2.1.2]
             self._subscribe([f.topic_filter() for f in filters if f.identifier == identifier], identifier, actions)
@@ -624,13 +621,11 @@ class Session:
 
     @property
     def _session_lost_here(self) -> bool:
-        """True if this server had our session and lost it; a server we never used has lost nothing.
-
-        Neither has one without subscriptions: brokers may drop such sessions.
-        """
+        """True if this server had our session and lost it; a server we never used has lost nothing."""
         record = self.record
         if record is None or not record.established or self._session_present:
             return False
+        # Brokers may drop sessions without subscriptions.
         had_state = record.subscriptions or self.inbound.unreleased_messages or self.outbound.unfinished_qos_2
         return bool(had_state) and (not self._on_other_server or self._server in record.servers)
 
