@@ -14,7 +14,7 @@ from towline.bridge.config.tables import NAME
 from towline.gateway.identity import MEMBERS_DIR
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, policy
-from towline.journal.recovery import read_session
+from towline.journal.recovery import read_state
 from towline.mqtt.filters import without_share
 from towline.net.endpoint import Endpoint
 from towline.text import count_text, duration_text
@@ -156,8 +156,8 @@ def _journaled_filters(state_dir: Path) -> set[str]:
     """Return the subscriptions of all gateway sessions below a state directory."""
     line_dirs = _named_directories(state_dir)
     member_dirs = [member_dir for line_dir in line_dirs for member_dir in _named_directories(line_dir / MEMBERS_DIR)]
-    sessions = (read_session(directory / "inbox") for directory in line_dirs + member_dirs)
-    return {pattern for session in sessions for pattern in session.get("subscriptions", ())}
+    states = (read_state(directory / "inbox") for directory in line_dirs + member_dirs)
+    return {pattern for state in states if state for pattern in state.session.get("subscriptions", ())}
 
 
 def _named_directories(directory: Path) -> list[Path]:

@@ -411,7 +411,7 @@ def count_waiting_rows(directory: Path) -> int:
     """Return the number of rows in a journal or outbox directory that are not committed or not sent. Needs no lock.
 
     Raises:
-        JournalError, OSError: As `towline.journal.recovery.read_session`.
+        JournalError, OSError: As `towline.journal.recovery.read_state`.
     """
     state = read_state(directory)
     if state is None:

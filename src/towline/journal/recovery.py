@@ -33,7 +33,6 @@ from towline.journal.segment import Segment, SegmentView
 from towline.version import version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from towline.journal.disk import Disk
@@ -101,8 +100,8 @@ def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
     return RecoveredJournal(state, segments, sequence + 1, valid_bytes, repair_note)
 
 
-def read_session(directory: Path) -> Mapping[str, Any]:
-    """Return the last argument of `Journal.set_session` from a journal's directory; empty without one.
+def read_state(directory: Path) -> JournalState | None:
+    """Return the state of a journal from its directory; None without a journal.
 
     Only the newest segment is read; no lock is needed, and nothing is changed.
 
@@ -111,12 +110,6 @@ def read_session(directory: Path) -> Mapping[str, Any]:
         JournalError: TL-J09, a file is foreign or newer.
         OSError: Directory or file can't be read.
     """
-    state = read_state(directory)
-    return {} if state is None else state.session
-
-
-def read_state(directory: Path) -> JournalState | None:
-    """Return the state of a journal from its directory, as `read_session` does; None without a journal."""
     names = segment_names(directory)
     return _scan_frames(_read_head(directory, names[-1]))[0] if names else None
 

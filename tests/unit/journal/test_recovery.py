@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ from crc32c import crc32c
 from tests.unit.journal.support import SMALL, crash, fill, opened, rows, segments, served
 from towline.errors import JournalDamaged, JournalError
 from towline.journal.frames import FrameHeader, FrameKind, encode_frame, intact_at
-from towline.journal.recovery import read_session
+from towline.journal.recovery import read_state
 from towline.version import version
+
+
+def session_of(directory: Path) -> Mapping[str, Any]:
+    state = read_state(directory)
+    return {} if state is None else state.session
 
 
 def layout(path: Path) -> list[tuple[int, FrameHeader]]:
@@ -68,14 +74,14 @@ def test_the_last_segment_cut_at_every_byte(memory_path: Path) -> None:
         whole = [header for position, header in frames if position + header.size <= size]
         good = sum(header.size for header in whole)
         if not whole:  # the snapshot was durable before the segment had a name
-            for opening in (opened, read_session):
+            for opening in (opened, read_state):
                 with pytest.raises(JournalDamaged, match=r"snapshot.*TL-J05"):
                     opening(copy)
             continue
-        told = read_session(copy)
+        told = session_of(copy)
         assert (copy / last.name).stat().st_size == size  # nothing was cut
         with opened(copy) as journal:
-            assert read_session(copy) == told == journal.session  # and who has it open is in nobody's way
+            assert session_of(copy) == told == journal.session  # and who has it open is in nobody's way
             assert journal.end == whole[-1].end
             cut = f"cut {size - good:,} bytes of an unfinished write at byte {good:,}" if size > good else ""
             assert cut in journal.repair_note
@@ -87,19 +93,19 @@ def test_the_last_segment_cut_at_every_byte(memory_path: Path) -> None:
 
 def test_the_session_of_a_journal_is_read_beside_who_has_it_open(tmp_path: Path) -> None:
     """From the newest segment alone, which has all that was before; a place that is none has no session."""
-    assert read_session(tmp_path / "none") == read_session(Path(__file__)) == {}
+    assert session_of(tmp_path / "none") == session_of(Path(__file__)) == {}
     with opened(tmp_path, SMALL) as journal:
-        assert read_session(tmp_path) == {}
+        assert session_of(tmp_path) == {}
         journal.set_session({"a": 1})
         fill(journal, 200)
         assert len(segments(tmp_path)) > 2
         segments(tmp_path)[0].write_bytes(b"spoilt")
-        assert read_session(tmp_path) == {"a": 1}
+        assert session_of(tmp_path) == {"a": 1}
         journal.set_session({"a": 2})
         fill(journal, 2)
-        assert read_session(tmp_path) == {"a": 2}
+        assert session_of(tmp_path) == {"a": 2}
         journal.set_session({})
-        assert read_session(tmp_path) == {}
+        assert session_of(tmp_path) == {}
 
 
 def test_flipped_bits_of_the_last_segment(memory_path: Path) -> None:
@@ -113,7 +119,7 @@ def test_flipped_bits_of_the_last_segment(memory_path: Path) -> None:
         last.write_bytes(flipped)
         at = max(number for number, (start, _) in enumerate(frames) if start <= position)
         if at < len(frames) - 1:  # what lies before rows is durable
-            for opening in (opened, read_session):
+            for opening in (opened, read_state):
                 with pytest.raises(JournalError, match=rf"{last.name}.*\[TL-J0[59]\]"):
                     opening(memory_path)
             assert last.read_bytes() == flipped  # nothing was changed
