@@ -137,8 +137,6 @@ def gateway_samples(facts: GatewayFacts, now: float, broker_queue: int | None = 
     for reason, text in () if is_downlink else _THROTTLE_REASONS.items():
         yield Sample("towline_intake_held_back", (*labels, reason), int(status.get("held_back") == text))
     values = {**status, **((is_downlink and status.get("outbox")) or {})}
-    window_keys = ("window_open", "window") if is_downlink else ("unacknowledged", "receive_maximum")
-    window_used, window_limit = map(values.get, window_keys)
     has_waiting = any(map(values.get, ("queued", "in_flight") if is_downlink else ("waiting",)))
     oldest = status.get("oldest") if has_waiting else None
     derived_values: dict[str, Any] = {
@@ -146,7 +144,6 @@ def gateway_samples(facts: GatewayFacts, now: float, broker_queue: int | None = 
         "broker_connected": int(facts.online),
         "reconnects": max(0, int(status.get("connects") or 0) - 1),
         "waiting_bytes": facts.disk_status.get("bytes_waiting"),
-        "window_use_ratio": window_used / window_limit if window_used is not None and window_limit else None,
         "oldest_waiting_seconds": 0.0 if oldest is None else max(0.0, now - float(oldest)),
     }
     if facts.rates is not None:

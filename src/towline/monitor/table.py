@@ -88,7 +88,6 @@ _TABLE: Final[Mapping[tuple[str, tuple[str, ...]], Mapping[str, str | tuple[str,
         "oldest_waiting_seconds": "age of the oldest waiting message; 0 when none waits",
         "window_in_flight": ("unacknowledged|window_open", "QoS 1 and 2 messages without acknowledgement"),
         "window_limit": ("receive_maximum|window", "limit of them: Receive Maximum"),
-        "window_use_ratio": "window_in_flight over window_limit, 0 to 1",
         "loop_age_seconds": ("turned_s", "time since the last turn of the gateway's loop; up to 60 s when idle"),
         "outage_budget_intake_seconds": "how long intake can go on at the present rate, nothing being committed, "
         "until disk or journal is full; +Inf while nothing comes; absent with ack_after = kafka",
