@@ -300,7 +300,7 @@ class OutboxSender:
         if not qos0_numbers:
             return
         for number in qos0_numbers:
-            self._finish_message(number, Outcome.DELIVERED, acknowledged=False)
+            self._finish_message(number, Outcome.DELIVERED)
         try:
             self._outbox.flush(durable=True)
         except JournalFull as error:
@@ -348,23 +348,15 @@ class OutboxSender:
         self._log.warning("the guarantee can't hold", reason=str(error), number=action.token, code=error.code)
 
     def _finish_message(
-        self,
-        number: int,
-        outcome: Outcome,
-        freed_ids: Any = (),
-        degradations: Sequence[str] = (),
-        *,
-        acknowledged: bool = True,
+        self, number: int, outcome: Outcome, freed_ids: Any = (), degradations: Sequence[str] = ()
     ) -> None:
         """Mark a message as done with its outcome; `degradations` are counters of a weaker guarantee."""
-        was_done = number in self._outbox.done_rows
+        was_done, counters = number in self._outbox.done_rows, dict.fromkeys(degradations, 1)
         if outcome is not Outcome.DELIVERED:
-            counters = [outcome.value, TAKEN_BACK_COUNTER] if was_done else [outcome.value]
-        elif was_done:
-            counters = []
-        else:
-            counters = [ACKNOWLEDGED_COUNTER if acknowledged else QOS0_SENT_COUNTER]
-        self._outbox.mark_done((number,), freed_ids, outcomes=[*counters, *degradations])
+            counters |= {outcome.value: 1, ACKNOWLEDGED_COUNTER: -was_done}
+        elif not was_done:
+            counters[ACKNOWLEDGED_COUNTER] = 1
+        self._outbox.mark_done((number,), freed_ids, outcomes=counters)
         self._schedule_flush()
         if self._on_outcome is not None and not (was_done and outcome is Outcome.DELIVERED):
             self._on_outcome(number, outcome, NO_SUBSCRIBERS if UNMATCHED_COUNTER in degradations else 0)
@@ -422,10 +414,8 @@ def _in_flight_rows(tokens: Mapping[int, events.MessageToken], phase: int) -> di
     return {packet_id: InFlight(token, phase) for packet_id, token in tokens.items() if isinstance(token, int)}
 
 
-#: Counters of the ledger: acknowledgements, messages of QoS 0 sent, and those of either that were refused afterwards.
+#: Counter of the ledger: messages acknowledged, with QoS 0 sent, and not refused afterwards.
 ACKNOWLEDGED_COUNTER: Final = "acknowledged"
-QOS0_SENT_COUNTER: Final = "sent"
-TAKEN_BACK_COUNTER: Final = "taken_back"
 #: Reads during an update may see one half of it: repeated up to so many times.
 _MAX_READS: Final = 5
 
@@ -433,13 +423,13 @@ _MAX_READS: Final = 5
 def outbox_counts(outbox: Outbox) -> dict[str, int]:
     """Return the counts of an outbox's messages from two sources: row numbers (``delivered``) and acknowledgements.
 
-    The outbox marks a message as done by its number; acknowledgements of the broker (``acknowledged``, ``sent``) are
-    counters of its ledger. Both are in the same frames [I11], and neither is derived from the other: a difference is a
-    message that is done but was never sent. From any thread.
+    The outbox marks a message as done by its number; acknowledgements of the broker are a counter of its ledger. Both
+    are in the same frames [I11], and neither is derived from the other: a difference is a message that is done but was
+    never sent. From any thread.
     """
     for _ in range(_MAX_READS):
         counts = _read_counts(outbox)
-        if counts["delivered"] == counts["acknowledged"] + counts["sent"] - counts["taken_back"]:
+        if counts["delivered"] == counts[ACKNOWLEDGED_COUNTER]:
             break
     return counts
 
@@ -454,7 +444,7 @@ def _read_counts(outbox: Outbox) -> dict[str, int]:
         "accepted": accepted_count,
         "waiting": waiting_count,
         "delivered": accepted_count - waiting_count - expired_count - refused_count,
-        **{name: ledger.get(name, 0) for name in (ACKNOWLEDGED_COUNTER, QOS0_SENT_COUNTER, TAKEN_BACK_COUNTER)},
+        ACKNOWLEDGED_COUNTER: ledger.get(ACKNOWLEDGED_COUNTER, 0),
         "expired": expired_count,
         "refused": refused_count,
         "replayed": replayed_count,

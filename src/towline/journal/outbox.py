@@ -360,16 +360,18 @@ class Outbox(Journal):
         self.append(held_ids=held_ids, released_ids=tuple(self._freed_ids), notes=notes, durable=durable)
         self._freed_ids = set()
 
-    def mark_done(self, numbers: Iterable[int], freed_ids: Sequence[int] = (), *, outcomes: Sequence[str] = ()) -> None:
+    def mark_done(
+        self, numbers: Iterable[int], freed_ids: Sequence[int] = (), *, outcomes: Mapping[str, int] | None = None
+    ) -> None:
         """Mark rows as done in memory, and their packet ids as released; `flush` writes both to disk.
 
-        `outcomes` are counters of the ledger that grow by one, in the frame that marks the rows as done [I11].
+        `outcomes` are increments of the ledger's counters, in the frame that marks the rows as done [I11].
         """
         with self._rows_lock:  # `is_done_below` reads from other threads
             for number in numbers:
                 self.done_rows.add(number)
-            for outcome in outcomes:
-                self._outcome_counts = {**self._outcome_counts, outcome: self._outcome_counts.get(outcome, 0) + 1}
+            for outcome, count in (outcomes or {}).items():
+                self._outcome_counts = {**self._outcome_counts, outcome: self._outcome_counts.get(outcome, 0) + count}
         self._freed_ids.update(freed_ids)
 
     def flush(self, *, durable: bool = False) -> None:

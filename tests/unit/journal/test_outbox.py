@@ -100,16 +100,16 @@ def test_how_rows_ended_is_known_together_with_that_they_did(tmp_path: Path) -> 
     outbox.count(received=3)
     outbox.append_batch(rows(0, 4), Batch("q/0", 0))
     outbox.write_in_flight({1: InFlight(0, PHASE_QOS1)}, durable=False)
-    outbox.mark_done([0, 1], [1], outcomes=["delivered", "delivered"])
+    outbox.mark_done([0, 1], [1], outcomes={"delivered": 2})
     outbox.write_in_flight({1: InFlight(3, PHASE_QOS1)}, durable=False)  # says that the row it was given was done
-    outbox.mark_done([2], outcomes=["refused"])
+    outbox.mark_done([2], outcomes={"refused": 1})
     assert outbox.ledger == {"received": 3, "delivered": 2, "refused": 1}
     for _ in range(2):
         crash(outbox)
         outbox = opened_outbox(tmp_path)
         assert (outbox.done_rows.watermark, outbox.ledger) == (2, {"received": 3, "delivered": 2})
         assert outbox.in_flight == {1: InFlight(3, PHASE_QOS1)}
-        outbox.mark_done([2], outcomes=["delivered"])
+        outbox.mark_done([2], outcomes={"delivered": 1})
     outbox.close()
 
 

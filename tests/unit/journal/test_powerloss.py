@@ -198,7 +198,7 @@ class OutboxLife(Life):
                 for phase in (PHASE_PUBLISHED, PHASE_RELEASED):
                     self.fly(outbox, packet_id, self.rows - 1, phase)
                 self.marked |= {self.rows - 1, self.rows - 2, self.rows - 3}
-                outbox.mark_done([self.rows - 1, self.rows - 2, self.rows - 3], [packet_id], outcomes=["sent"])
+                outbox.mark_done([self.rows - 1, self.rows - 2, self.rows - 3], [packet_id], outcomes={"sent": 1})
                 if self.batches % 3 == 0:
                     outbox.flush(durable=self.batches % 2 == 0)
             outbox.flush()
