@@ -26,29 +26,8 @@ PACKET_ERROR_CODES: Final = frozenset({0x80, 0x81, 0x82, 0x83, 0x87, 0x90, 0x94,
 #: Towline's own reason, beyond MQTT's: the broker ended the connection each time the message was sent.
 CONNECTION_CUT: Final = 0x100
 
-#: Words of the codec's names → words of the standard.
-_STANDARD_WORDS: Final = {
-    "client id": "client identifier",
-    "packet id ": "packet identifier ",
-    "receive max ": "receive maximum ",
-    "max connect": "maximum connect",
-    "subscription ids": "subscription identifiers",
-    "quality": "QoS",
-    "qos": "QoS",
-    "re authenticate": "re-authenticate",
-    "normal disconnection": "success",
-}
-
-
-def _standard_name(name: str) -> str:
-    text = name.replace("_", " ").lower()
-    for codec_word, standard_word in _STANDARD_WORDS.items():
-        text = text.replace(codec_word, standard_word)
-    return text
-
-
-_REASON_NAMES: Final = {
-    int(code): _standard_name(name)
+_REASON_NAMES: Final[dict[int, str]] = {
+    int(code): name.replace("_", " ").lower()
     for kind, codes in vars(mqtt5).items()
     if kind.endswith("ReasonCode")
     for name, code in vars(codes).items()
@@ -84,5 +63,5 @@ SUBSCRIBE_ADVICE: Final = {
 
 
 def reason_name(code: int) -> str:
-    """Return the standard's name of a reason code, or "unknown reason"."""
+    """Return the name of a reason code, or "unknown reason"."""
     return _REASON_NAMES.get(code, "unknown reason")

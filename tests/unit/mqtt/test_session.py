@@ -164,7 +164,7 @@ def test_a_broker_that_calls_a_packet_id_in_use_is_asked_with_another_one_by_the
     again = subscribing(session)
     assert (again.topic_filters, again.packet_id != asked.packet_id) == (asked.topic_filters, True)
     assert isinstance(closed.error, BrokerRefused)
-    assert "packet identifier in use (0x91)" in str(closed.error)
+    assert "packet id in use (0x91)" in str(closed.error)
     assert "right" not in str(closed.error)
     assert not closed.fatal, "another connection may find the ids free"
 
