@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from mqtt5 import PublishPacket
 
@@ -81,23 +81,11 @@ def _packet(header: int, packet_id: int, topic: str, payload: bytes) -> PublishP
     return PublishPacket(topic, payload, qos=qos, retain=retain, duplicate=duplicate, packet_id=packet_id or None)
 
 
-class PlainReader(Protocol):
-    """Reader that builds columns from packets with known field lengths."""
-
-    def __call__(
-        self, buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool
-    ) -> tuple[PlainRun, int] | None:
-        """Return the longest run of valid packets from the first one, and its end.
-
-        Args:
-            buffer: Received bytes.
-            position: Start of the first packet.
-            fields: Field lengths of each packet, `FIELD_COUNT` native 32-bit integers each.
-            properties: True if packets have a property length, which must be 0: MQTT 5.
-
-        Returns:
-            None if the run would be too short to be worth it.
-        """
+#: Builder of columns from packets with known field lengths. Arguments: received bytes, start of the first packet,
+#: lengths of each packet's fields (`FIELD_COUNT` native 32-bit integers), and ``properties``: True if packets have a
+#: property length, which must be 0 (MQTT 5). Returns the longest run of valid packets from the first one, and its end;
+#: None if the run would be too short to be worth it.
+PlainReader: TypeAlias = Callable[..., tuple[PlainRun, int] | None]
 
 
 class PlainRuns:

@@ -30,11 +30,7 @@ class TruncatedMessage:
 
     Attributes:
         topic: Topic name; empty if only a topic alias was sent.
-        qos: QoS as received, and so the next four.
-        retain: See above.
-        duplicate: See above.
-        packet_id: None for QoS 0.
-        topic_alias: None for none.
+        qos, retain, duplicate, packet_id, topic_alias: As received; None for no packet id or alias.
         user_properties: The facts: ``towline-reason`` (`PACKET_TOO_LARGE` or `TOO_MANY_PROPERTIES`), ``towline-size``
             (bytes of the packet), ``towline-sha256`` (of its payload, hex), ``towline-properties`` (number of its user
             properties); then the message's own properties with a ``towline-`` name: the marks of a publisher that asks
