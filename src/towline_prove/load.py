@@ -450,7 +450,7 @@ def publish_with_receipts(plan: LoadPlan, history: Path, outbox: Path, key_file:
         publisher = Publisher(broker, state_dir=outbox, receipts=True, receipt_key_file=key_file, receipt_patience_s=2)
         number = publisher.status()["accepted"]
         last_check_at, due_messages = time.monotonic(), 0.0
-        while publisher.awaiting or number < plan.messages:
+        while publisher.flush(0) or number < plan.messages:
             now = time.monotonic()
             due_messages, last_check_at = due_messages + min(now - last_check_at, _MAX_CATCH_UP_S) * plan.rate, now
             while number < plan.messages and due_messages >= 1:

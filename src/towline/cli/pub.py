@@ -157,7 +157,7 @@ def _publish_durably(
 
     outcomes, last_message = Counter[str](), None
     publisher = Publisher(broker, on_outcome=lambda _n, outcome: outcomes.update([outcome]), **options)
-    started_at, waiting_count, count = time.monotonic(), publisher.waiting, 0
+    started_at, waiting_count, count = time.monotonic(), publisher.flush(0, end_to_end=False), 0
     try:
         for count, (name, payload) in enumerate(messages, 1):  # noqa: B007 - how many there were
             last_message = publisher.publish(name, payload, **publish_options)

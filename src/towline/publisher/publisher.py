@@ -195,11 +195,6 @@ class Publisher:
         """Permanent id of this outbox: 12 hex digits; together with its number it identifies a message."""
         return self._outbox.journal_id
 
-    @property
-    def epoch(self) -> int:
-        """Number of times that the directory was opened [I8]."""
-        return self._outbox.epoch
-
     def publish(
         self,
         topic: str,
@@ -248,7 +243,7 @@ class Publisher:
         """Wait until every message is at the broker, or has its receipt.
 
         Args:
-            timeout: Longest wait in seconds; None for no limit.
+            timeout: Longest wait in seconds; None for no limit, 0 to ask only.
             end_to_end: Wait for receipts; None waits for them if the publisher uses receipts.
 
         Returns:
@@ -269,20 +264,6 @@ class Publisher:
     def would_block(self) -> bool:
         """Whether `publish` would wait for the disk before it accepts a message."""
         return self._lifecycle.would_block
-
-    @property
-    def waiting(self) -> int:
-        """Number of messages that are not at the broker."""
-        self._lifecycle.check_process()
-        with self._condition:
-            return self._count_unsent()
-
-    @property
-    def awaiting(self) -> int:
-        """Number of messages that are not at the broker, or without a receipt if receipts are used."""
-        self._lifecycle.check_process()
-        with self._condition:
-            return self._count_unsent(end_to_end=True)
 
     def status(self) -> dict[str, Any]:
         """Return counters and state: accepted = queued + in_flight + delivered + expired + refused [I11]."""
@@ -485,7 +466,7 @@ class AsyncPublisher:
 
     @property
     def publisher(self) -> Publisher:
-        """Underlying publisher: status, journal id, epoch.
+        """Underlying publisher: status, journal id.
 
         Raises:
             RuntimeError: It is not open.
