@@ -114,7 +114,8 @@ class InboxWriter:
         batch = to_rows(action.messages, action.first_number, now_us, self._name, strip_marks=strip_marks)
         self.received_count += batch.num_rows
         self.redelivered_count += batch.column("duplicate").true_count
-        if lower_qos_count := count_lower_qos(action.messages, self._least_qos):
+        levels = action.messages.headers.translate(QOS_OF_HEADER)
+        if lower_qos_count := sum(map(levels.count, range(self._least_qos))):
             self._inbox.count(lower_qos=lower_qos_count)
         if batch.column("payload").null_count:
             truncated = (packet for packet in action.messages.packets if isinstance(packet, TruncatedMessage))
@@ -225,12 +226,6 @@ _CELL_CONVERTERS: Final[dict[str, Callable[[Sequence[Any]], list[Any]]]] = {
     "user_properties": lambda values: [[{"key": k, "value": v} for k, v in pairs] or None for pairs in values],
     "subscription_ids": lambda values: [value or None for value in values],
 }
-
-
-def count_lower_qos(messages: Messages, least_qos: int) -> int:
-    """Return the number of messages with a lower QoS than `least_qos`."""
-    levels = messages.headers.translate(QOS_OF_HEADER)
-    return sum(map(levels.count, range(least_qos)))
 
 
 def to_rows(

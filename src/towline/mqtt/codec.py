@@ -343,7 +343,7 @@ def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
         if not checks.is_panic(error):
             raise
         raise ValueError(f"the codec can't write this {type(packet).__name__}") from None
-    check_encoded(packet, data)
+    _check_encoded(packet, data)
     return data
 
 
@@ -437,16 +437,8 @@ def check_run(run: Sequence[ReceivedPublish], headers: bytes, topics: Sequence[s
         checks.check_null("".join(texts))
 
 
-def check_encoded(packet: mqtt5.Packet, data: bytes) -> None:
-    """Refuse to send a packet that we would refuse to receive.
-
-    Args:
-        packet: The encoded packet.
-        data: Its bytes.
-
-    Raises:
-        MalformedPacket: As `check_run` and `check_fields`.
-    """
+def _check_encoded(packet: mqtt5.Packet, data: bytes) -> None:
+    """Refuse to send a packet that we would refuse to receive, as `check_run` and `check_fields`."""
     if not isinstance(packet, PublishPacket):
         checks.check_fields(data)
     elif packet.user_properties or packet.response_topic is not None or packet.content_type:

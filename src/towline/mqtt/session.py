@@ -62,21 +62,17 @@ UNSURE: Final = -1
 
 
 @dataclass(slots=True)
-class Liveness:
-    """Keep-alive state of a connection [MQTT-3.1.2-22 to -24].
+class _Liveness:
+    """Keep-alive state of a connection [MQTT-3.1.2-22 to -24]."""
 
-    Attributes:
-        answer_timeout_s: Seconds for CONNACK and SUBACK.
-        last_answer_at: Time of the last answer; or of the connection, or of the restart of the timeout.
-        last_sent_at: Time of the last bytes sent.
-        unanswered_ping_at: Time of the unanswered PINGREQ, or of the last activity since; None without one.
-        reading_suspended: Reading is paused: the missing answer may be among the unread bytes.
-    """
-
+    #: Seconds for CONNACK and SUBACK.
     answer_timeout_s: float
+    #: Time of the last answer; or of the connection, or of the restart of the timeout.
     last_answer_at: float = 0.0
     last_sent_at: float = 0.0
+    #: Time of the unanswered PINGREQ, or of the last activity since; None without one.
     unanswered_ping_at: float | None = None
+    #: Reading is paused: the missing answer may be among the unread bytes.
     reading_suspended: bool = False
 
     def mark_alive(self, now: float) -> None:
@@ -237,7 +233,7 @@ class Session:
         #: Id of the `Deliver` that frees the packet ids of a lost session; None when that is durable.
         self._freeing_delivery_id: int | None = None
         self._discarding_session = False
-        self._liveness = Liveness(config.connect_timeout_s)
+        self._liveness = _Liveness(config.connect_timeout_s)
         #: Time of the current event.
         self._event_time = 0.0
 
@@ -311,7 +307,7 @@ class Session:
         self._maybe_on_other_server = bool(event.server_name) and event.server_name != last_server
         # The only server may have got another name: then its packet ids are still valid.
         self._on_other_server = self._maybe_on_other_server and bool(last_server) and not event.is_only_server
-        self._liveness = Liveness(self.config.connect_timeout_s, last_answer_at=now)
+        self._liveness = _Liveness(self.config.connect_timeout_s, last_answer_at=now)
         if event.config is not None:
             self.config = event.config
         if self.record is None:
