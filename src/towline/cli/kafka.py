@@ -97,7 +97,7 @@ def _print(topic: str, markers: dict[int, Marker], *, as_json: bool) -> None:
 
 
 _PREVIEW_REMARK = (
-    "The query goes on behind it: rows that Kafka has of later batches are doubled, and batches up to it that Kafka has "
-    "not are lost. A query that still runs is fenced and stops. Nothing was changed: add --yes to do it."
+    "The query goes on behind it: rows that Kafka has of later batches are doubled, and batches up to it that Kafka "
+    "has not are lost. A query that still runs is fenced and stops. Nothing was changed: add --yes to do it."
 )
 _ROW = "{:>9} {:>3} {:>8} {:>10} {:>6} {:>14}  {}"

@@ -26,7 +26,7 @@ from towline.doctor.inputs import (
 from towline.doctor.mosquitto import MosquittoConf, read_conf
 from towline.doctor.table import BROKEN, HOLDS, LIMITED, WARNS, Check, Finding, ProbeSkipped, Verdict, fact
 from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
-from towline.journal.recovery import read_session
+from towline.journal.recovery import read_state
 from towline.mqtt.events import Filter, PublishAcknowledged
 from towline.mqtt.filters import matches, without_share
 from towline.mqtt.versions import VERSION_NAMES
@@ -680,7 +680,8 @@ def _check_size(broker: BrokerProbe) -> Iterator[Finding]:
 def _check_first_start(broker: BrokerProbe) -> Iterator[Finding]:
     """TL-D23: no queue before the first start: a broker queues only for a known session."""
     for line, gateway in broker.uplinks.items():
-        if not read_session(gateway.settings.inbox_dir).get("established"):
+        state = read_state(gateway.settings.inbox_dir)
+        if state is None or not state.session.get("established"):
             evidence = f"{broker.target.endpoint} queues nothing for it before: messages published until then are not "
             evidence += "in Kafka, except retained ones"
             remedy = "Start the line before its publishers."

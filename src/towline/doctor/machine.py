@@ -5,6 +5,7 @@ Linux: statvfs(3), adjtimex(2), proc(5), cgroups of version 2. Facts that anothe
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from annotated_types import Len
 
 from towline.errors import BrokerError, ConfigError, Unreachable
-from towline.options import OptionSpelling, parse_list
+from towline.options import Option, parse_list
 from towline.providers import read_secret
 
 Scheme: TypeAlias = Literal["mqtt", "mqtts", "ws", "wss", "unix"]
@@ -200,7 +200,7 @@ class Tls:
     key_file: Path | None = None
     key_password_file: Path | None = None
     server_name: Annotated[str, Len(1, 253)] | None = None
-    alpn: Annotated[tuple[str, ...], OptionSpelling(parse=_parse_protocols)] = ()
+    alpn: Annotated[tuple[str, ...], Option(parse=_parse_protocols)] = ()
     min_version: Literal["1.2", "1.3"] = "1.2"
     strict: bool = True
     insecure: bool = False

@@ -50,7 +50,6 @@ def bridge_schema() -> dict[str, Any]:
         defs[f"{kind.capitalize()}Table"]["properties"]["profile"]["enum"] = list(profile_lines()[kind])
     for name, key in (("KafkaSection", "settings"), ("SparkSection", "conf")):
         defs[name]["properties"][key]["additionalProperties"] = {"$ref": "#/$defs/Setting"}
-    defs["Tls"]["properties"]["alpn"]["type"] = ["array", "string"]
     return {"$schema": _DIALECT, **root, "title": "A bridge file of Towline", "$defs": {**defs, "Setting": _SETTING}}
 
 

@@ -166,9 +166,11 @@ def check_resume(
     if next_step is ResumeStep.NEW_CHECKPOINT:
         new_identity = _reset_checkpoint(line, identity)
     elif next_step is ResumeStep.NEW_SINK:
+        batch = checkpoint.last_committed_batch()
+        assert batch is not None
         new_identity = identity.with_new_sink(sink_ids(line.gateway.state_dir))
         # Before the identity: a crash in between sets the same markers again.
-        marker_store(bridge, line, new_identity).reset(checkpoint.last_committed_batch())
+        marker_store(bridge, line, new_identity).reset(batch)
     new_identity = replace(new_identity, guarantee=line.guarantee.value, parallelism=line.parallelism)
     if new_identity != identity:
         new_identity.save(line.gateway.state_dir)  # before the first batch with these settings
