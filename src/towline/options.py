@@ -21,8 +21,8 @@ from towline.text import printable
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-#: What Spark itself adds to the options of a sink.
-SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
+#: What Spark itself adds to options.
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
 #: What begins an option among the properties of a table (`TableCatalog.OPTION_PREFIX`).
 _TABLE_PREFIX: Final = "option."
 
@@ -128,7 +128,6 @@ class FormatOptions:
         options: Valid options.
         unknown_hint: Remedy for an unknown name that resembles no other; ``{}`` stands for all names.
         rejected: Names in lower case with an error of their own: code, location, problem, remedy.
-        ignored_names: Names in lower case that belong to Spark.
         similar_names: Further names to suggest for a misspelt one.
     """
 
@@ -136,7 +135,6 @@ class FormatOptions:
     options: tuple[Option, ...]
     unknown_hint: str = "The options are {}."
     rejected: Mapping[str, tuple[str, str, str, str]] = field(default_factory=lambda: MappingProxyType({}))
-    ignored_names: frozenset[str] = frozenset()
     similar_names: tuple[str, ...] = ()
 
     @property
@@ -153,7 +151,7 @@ class FormatOptions:
         texts = without_table_properties(texts)
         spelling = {name.lower(): name for name in self.names}
         known = {spelling[key.lower()]: str(text).strip() for key, text in texts.items() if key.lower() in spelling}
-        unknown = [key for key in texts if key.lower() not in {*spelling, *self.ignored_names}]
+        unknown = [key for key in texts if key.lower() not in {*spelling, *_SPARK_OPTIONS}]
         ConfigErrors.raise_any(map(self._unknown_option, unknown))
         return OptionValues(self, known)
 

@@ -15,7 +15,6 @@ from towline.guarantee import Guarantee, policy
 from towline.kafka.clientconfig import check_client
 from towline.kafka.deadletters import MARKER_TOPIC_SUFFIX, reserved_topics_pattern
 from towline.options import (
-    SPARK_OPTIONS,
     FormatOptions,
     Option,
     options_of,
@@ -224,7 +223,6 @@ _FORMAT: Final = FormatOptions(
     FORMAT,
     _OPTIONS,
     unknown_hint="Known here: {} and kafka.*.",
-    ignored_names=SPARK_OPTIONS,
     similar_names=("kafka.bootstrap.servers",),
 )
 NAMES: Final = _FORMAT.names  #: Every option, as users write it.

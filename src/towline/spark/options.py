@@ -21,7 +21,6 @@ from towline.gateway.access import MAX_TICKET_S, REMOTE_SCHEME, ClientAccess, is
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, policy, qos_problem, sharing_problem
 from towline.options import (
-    SPARK_OPTIONS,
     FormatOptions,
     Option,
     OptionValues,
@@ -306,7 +305,6 @@ _SINK_FORMAT: Final = FormatOptions(
     _FORMAT,
     _ALL_SINK_OPTIONS,
     rejected=_PASSWORD_REFUSAL,
-    ignored_names=SPARK_OPTIONS,
 )
 
 

@@ -291,7 +291,7 @@ def test_topics_that_a_list_names_are_created(tmp_path: Path, created: bool) -> 
         for number, (topic, names) in enumerate(lists.items())
     )
     bridge = read(changed('"k1:9092"', f'"k1:9092"\ncreate_topics = {str(created).lower()}') + routes, tmp_path)
-    assert set(bridge.required_topics) == {*bridge.lines[0].fixed_topics, *({"e.t1", "e"} if created else set())}
+    assert set(bridge.required_topics()) == {*bridge.lines[0].fixed_topics, *({"e.t1", "e"} if created else set())}
 
 
 def test_a_login_with_its_password_in_a_file_is_whole(tmp_path: Path) -> None:

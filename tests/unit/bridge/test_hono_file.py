@@ -44,7 +44,7 @@ def test_a_profile_is_what_a_user_could_write_by_hand(tmp_path: Path) -> None:
     assert {route.allowed_topics for route in up.routes[:2]} == {("hono.telemetry.t1",)}
     assert [line.topics for line in bridge.downlinks] == [("hono.command.t1",), ("plant.dead-letters",)]
     topics = [f"hono.{kind}.t1" for kind in ("command", "command_response", "event", "telemetry")]
-    assert bridge.required_topics == (*topics, "plant.dead-letters")
+    assert bridge.required_topics() == (*topics, "plant.dead-letters")
 
 
 def test_what_the_line_says_goes_before_its_profile(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ MISTAKES = [
     ({"startingOffset": "-1"}, 'option "startingOffset" "-1" 0 TL-C21'),
     ({"startingOffset": '{"g1": 7}'}, 'option "startingOffset" TL-C23'),
     ({"endingOffset": "latest"}, 'option "endingOffset" "latest" 0 TL-C21'),
-    ({"pollMs": "60000"}, 'option "pollMs" "60000" 30,000 TL-C21'),
+    ({"pollMs": "60000"}, 'option "pollMs" "60000" 30000 TL-C21'),
     ({"gateway": "/x"}, 'option "broker" TL-C23'),
     ({"eventTime": "true"}, 'option "eventTime" checkpointLocation TL-C23'),
     ({"removedGateways": "g3"}, 'option "removedGateways" gateways TL-C23'),

@@ -149,13 +149,9 @@ class Bridge(BridgeSection):
         """Lines from Kafka to MQTT."""
         return tuple(line for line in self.lines if isinstance(line, Downlink))
 
-    @property
-    def required_topics(self) -> tuple[str, ...]:
-        """Kafka topics that all lines of the bridge need, sorted."""
-        return self.topics_required_by(*self.lines)
-
-    def topics_required_by(self, *lines: Uplink | Downlink) -> tuple[str, ...]:
-        """Return the Kafka topics that lines need, sorted; with ``create_topics`` also the topics on lists."""
+    def required_topics(self, *lines: Uplink | Downlink) -> tuple[str, ...]:
+        """Return the Kafka topics that some lines need, or all, sorted; with ``create_topics`` also topics on lists."""
+        lines = lines or self.lines
         created_topics = (line.listed_topics for line in lines if self.kafka.create_topics)
         return tuple(sorted({name for line in lines for name in line.fixed_topics}.union(*created_topics)))
 

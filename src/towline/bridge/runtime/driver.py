@@ -150,7 +150,7 @@ class LineRunner:
         """Check that the topics of the line exist; without an answer of Kafka the query itself waits for it."""
         try:
             line, bridge = self._configured_query.line, self._configured_query.bridge
-            created_text = ensure_topics(bridge, bridge.topics_required_by(line))
+            created_text = ensure_topics(bridge, bridge.required_topics(line))
         except KafkaError as error:
             if error.code not in NO_ANSWER_CODES:
                 raise

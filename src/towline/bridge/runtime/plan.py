@@ -44,7 +44,7 @@ def plan_text(bridge: Bridge, remarks: Iterable[str] = ()) -> str:
     """
     document, kafka = Document.reread(bridge.file, bridge.file), bridge.kafka
     written = document.restore_references
-    topics = ", ".join(written(bridge.required_topics, *_TOPIC_KEYS)) or "from messages only"
+    topics = ", ".join(written(bridge.required_topics(), *_TOPIC_KEYS)) or "from messages only"
     topics += " (missing ones are created)" if kafka.create_topics else ""
     topics += "   insecure" if insecure_settings(kafka.client_settings()) else ""
     rows = [

@@ -195,7 +195,7 @@ class Reloader:
         if changes:
             bridge = self.running_bridge.model_copy(update={"lines": new_bridge.lines})
             self.driver.check_sql([change.new_line for change in changes])
-            new_topics = sorted({*bridge.required_topics} - {*self.running_bridge.required_topics})
+            new_topics = sorted({*bridge.required_topics()} - {*self.running_bridge.required_topics()})
             if new_topics and (created_text := ensure_topics(bridge, new_topics)):
                 self.state.add_event(created_text)
             self._switch_lines(bridge, changes)
