@@ -19,8 +19,6 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import ValidationError
-
 from towline.bridge.config.model import Downlink
 from towline.bridge.config.rules import message_problems
 from towline.bridge.config.tables import KafkaPattern
@@ -99,26 +97,26 @@ def _ranges_text(name: str, ranges: list[tuple[str, int, int]]) -> str:
 
 _EARLIEST, _LATEST = -2, -1  #: Start and end of a partition, as Spark's Kafka source takes them.
 #: Settings that do not change the rows of an unfinished batch: the current file applies.
-_SETTINGS_OF_FILE: Final = (
+_SETTINGS_OF_FILE: Final = {
     *("name", "profile", "gateway", "listen", "mqtt", "outbox"),
     *("starting_offsets", "on_data_loss", "confirm", "trigger_interval_s"),
-)
+}
 
 
 class DownlinkQuery(LineQuery[Downlink]):
     """Spark query of a downlink."""
 
     def _line_of_last_batch(self, mapping: str) -> Downlink | None:
-        with suppress(ValidationError):
-            former = Downlink.model_validate_json(mapping)
-            if not any(message_problems(former)):
-                return former.model_copy(update={name: getattr(self.line, name) for name in _SETTINGS_OF_FILE})
+        with suppress(ValueError):
+            settings = self.line.model_dump(mode="json", by_alias=True, include=_SETTINGS_OF_FILE)
+            former = Downlink.model_validate(json.loads(mapping) | settings)
+            return None if any(message_problems(former)) else former
         return None
 
     def _line_of_next_batch(self, identity: Identity) -> tuple[Downlink, str]:  # noqa: ARG002 - used by uplinks
         # The outbox may have a part of a batch that a crash interrupted, and Kafka its dead letters [I10]: so the batch
         # is finished with the mapping it was started with.
-        return self.line, self.line.model_dump_json(by_alias=True, exclude_defaults=True)
+        return self.line, self.line.model_dump_json(by_alias=True, exclude_defaults=True, exclude=_SETTINGS_OF_FILE)
 
     def _prepare_writer(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
