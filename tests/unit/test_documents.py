@@ -15,7 +15,7 @@ import pytest
 from towline.cli import main
 from towline.guarantee import Guarantee
 from towline.kafka.options import NAMES as SINK_OPTIONS
-from towline.spark.options import SOURCE_OPTIONS
+from towline.spark.options import SOURCE_FORMAT
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r'"(TL-[A-Z]\d{2,3})"')
@@ -44,7 +44,7 @@ def test_every_explanation_has_a_code() -> None:
 
 def test_every_option_is_documented() -> None:
     page = (ROOT / "docs" / "options.md").read_text()
-    assert [name for name in (*SOURCE_OPTIONS, *SINK_OPTIONS) if f"`{name}`" not in page] == []
+    assert [name for name in (*SOURCE_FORMAT.names, *SINK_OPTIONS) if f"`{name}`" not in page] == []
 
 
 def test_the_tables_of_options_are_those_of_the_models() -> None:

@@ -23,13 +23,13 @@ from towline.gateway.settings import GatewaySettings, OutboxSettings
 from towline.kafka.options import NAMES as KAFKA
 from towline.net.endpoint import Tls
 from towline.net.settings import WillSettings
-from towline.spark.options import SINK_OPTIONS as SINK
-from towline.spark.options import SOURCE_OPTIONS as SOURCE
+from towline.spark.options import SINK_FORMAT, SOURCE_FORMAT
 from towline.validation import SettingsModel
 
 SECTIONS = [one for one in vars(tables).values() if isinstance(one, type) and issubclass(one, SettingsModel)]
 KEYS = [key for kind in (GatewaySettings, OutboxSettings, WillSettings, Tls, *SECTIONS) for key in key_types(kind)]
 MQTT = list(key_types(GatewaySettings))
+SOURCE, SINK = SOURCE_FORMAT.names, SINK_FORMAT.names
 
 
 @pytest.mark.parametrize(

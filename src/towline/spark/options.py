@@ -187,7 +187,7 @@ def with_option_names(message: str) -> str:
 _SOURCE_GATEWAY_OPTIONS: Final = (*CONNECTION_OPTIONS, *RECEIVER_OPTIONS)
 _READ_OPTIONS: Final = tuple(options_of(ReadPlan, exclude={"address", "replays_batches", "options_error"}))
 _GUARANTEE_OPTION: Final = Option("guarantee", (), Guarantee, str.lower)
-_SOURCE_FORMAT: Final = FormatOptions(
+SOURCE_FORMAT: Final = FormatOptions(
     _FORMAT,
     (*_SOURCE_GATEWAY_OPTIONS, *_LOCATION_OPTIONS, _GUARANTEE_OPTION, *_READ_OPTIONS),
     # Options that users expect, with the reason why there is none, and an alternative.
@@ -200,8 +200,6 @@ _SOURCE_FORMAT: Final = FormatOptions(
         ),
     },
 )
-#: Names of all options of a source.
-SOURCE_OPTIONS: Final = _SOURCE_FORMAT.names
 
 
 def parse_options(texts: Mapping[str, str]) -> ReadPlan:
@@ -214,7 +212,7 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
         ConfigError: TL-C01 unknown option, TL-C12 a guarantee that contradicts other options, TL-C20 a missing option,
             TL-C21 an invalid value, TL-C22 a refused option, TL-C23 two contradicting options.
     """
-    values = _SOURCE_FORMAT.parse(texts)
+    values = SOURCE_FORMAT.parse(texts)
     guarantee = values.value("guarantee", Guarantee.AT_LEAST_ONCE)
     address = _gateway_address(values, _SOURCE_GATEWAY_OPTIONS)
     if address.owner:
@@ -297,13 +295,9 @@ class SinkOptions:
 
 _SINK_GATEWAY_OPTIONS: Final = (*CONNECTION_OPTIONS, *SENDER_OPTIONS)
 _WRITE_OPTIONS: Final = tuple(options_of(SinkOptions, exclude={"address", "qos_levels"}))
-_ALL_SINK_OPTIONS: Final = (*_SINK_GATEWAY_OPTIONS, *_LOCATION_OPTIONS, *_WRITE_OPTIONS)
-#: Names of all options of a sink; Spark adds two of its own.
-SINK_OPTIONS: Final = tuple(option.name for option in _ALL_SINK_OPTIONS)
-
-_SINK_FORMAT: Final = FormatOptions(
+SINK_FORMAT: Final = FormatOptions(
     _FORMAT,
-    _ALL_SINK_OPTIONS,
+    (*_SINK_GATEWAY_OPTIONS, *_LOCATION_OPTIONS, *_WRITE_OPTIONS),
     rejected=_PASSWORD_REFUSAL,
 )
 
@@ -319,7 +313,7 @@ def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOp
         ConfigError: TL-C01 unknown option, TL-C12 a contradiction to the guarantee, TL-C20 a missing option, TL-C21 an
             invalid value, TL-C22 a refused option, TL-C23 two contradicting options.
     """
-    values = _SINK_FORMAT.parse(texts)
+    values = SINK_FORMAT.parse(texts)
     guarantee, qos = _guarantee_and_qos(values)
     address = _gateway_address(values, _SINK_GATEWAY_OPTIONS)
     qos_levels = policy(guarantee).publish_qos_choices

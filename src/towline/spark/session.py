@@ -57,7 +57,7 @@ def check_pyspark(location: str = "pyspark") -> tuple[str, bool]:
     raise SetupError("TL-S20", location, problem, 'Run: pip install "towline[spark]"')
 
 
-def spark_conf(**more: str) -> dict[str, str]:
+def spark_conf() -> dict[str, str]:
     """Return the settings for ``SparkSession.builder.config(map=...)``; call it before the session is created.
 
     It also sets ``PYSPARK_PYTHON`` in this process's environment to the running interpreter, unless it is set: PySpark
@@ -72,12 +72,9 @@ def spark_conf(**more: str) -> dict[str, str]:
     ``spark.python.worker.reuse``                       true: a new worker costs 2.7 s a batch
     ``spark.sql.execution.arrow.maxBytesPerBatch``      64m: rows handed to a sink at a time, whatever their size
     ==================================================  =======================================================
-
-    Args:
-        more: Further settings, dots written as two underscores (``spark__sql__shuffle__partitions="2"``); they win.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {
+    return {
         "spark.pyspark.python": os.environ["PYSPARK_PYTHON"],
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.streaming.checkpointFileManagerClass": (
@@ -88,7 +85,6 @@ def spark_conf(**more: str) -> dict[str, str]:
         "spark.python.worker.reuse": "true",
         "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
     }
-    return settings | {key.replace("__", "."): value for key, value in more.items()}
 
 
 def register(spark: SparkSession) -> None:

@@ -18,7 +18,7 @@ from towline.guarantee import AckAfter, Guarantee
 from towline.net.endpoint import Endpoint
 from towline.options import parse_size
 from towline.spark.link import GatewayAddress, ReadPlan
-from towline.spark.options import SOURCE_OPTIONS, parse_options, parse_sink_options
+from towline.spark.options import SOURCE_FORMAT, parse_options, parse_sink_options
 
 BASE = {"broker": "mqtt://b", "subscribe": "telemetry/#:1", "stateDir": "/var/lib/towline/plant-7"}
 SINK = {"broker": "mqtt://b", "stateDir": "/var/lib/towline/out"}
@@ -102,7 +102,7 @@ def test_running_gateways_are_named_by_their_directories_or_locations() -> None:
 #: Facts of the error after ``format("mqtt")``: names, values and code, whatever its prose.
 MISTAKES = [
     ({"brokr": "x"}, '"brokr" "broker" TL-C01'),
-    ({"zzz": "x"}, f'"zzz" {" ".join(SOURCE_OPTIONS)} TL-C01'),
+    ({"zzz": "x"}, f'"zzz" {" ".join(SOURCE_FORMAT.names)} TL-C01'),
     ({"password": "x"}, 'option "password" 0600 passwordFile TL-C22'),
     ({"asyncProgressTrackingEnabled": "true"}, 'option "asyncProgressTrackingEnabled" TL-C22'),
     (
@@ -207,7 +207,7 @@ def test_no_error_shows_a_secret() -> None:
         assert "hunter2" not in str(caught.value)
 
 
-@given(st.dictionaries(st.sampled_from(SOURCE_OPTIONS) | st.text(max_size=12), st.text(max_size=20), max_size=6))
+@given(st.dictionaries(st.sampled_from(SOURCE_FORMAT.names) | st.text(max_size=12), st.text(max_size=20), max_size=6))
 def test_any_options_give_a_value_or_one_line(options: dict[str, str]) -> None:
     try:
         parse_options(BASE | options)
