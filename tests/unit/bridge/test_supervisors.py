@@ -187,7 +187,7 @@ def test_a_downlink_without_kafkas_jars_stops_alone(tmp_path: Path, monkeypatch:
 
     started: list[str] = []
     monkeypatch.setattr(supervisor_module, "with_kafka_jars", refuse)
-    for check in ("check_pyspark", "check_java", "check_python"):
+    for check in ("check_pyspark", "check_java"):
         monkeypatch.setattr(supervisor_module, check, lambda *_: None)
     monkeypatch.setattr(ChildSupervisor, "start", lambda child: started.append(child.name))
     for step in ("_watch", "_shut_down"):

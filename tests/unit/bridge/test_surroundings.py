@@ -21,7 +21,6 @@ from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.runtime.session import (
     SCRATCH_DIR,
     check_master,
-    check_python,
     create_scratch_dir,
     driver_environment,
     socket_settings,
@@ -30,29 +29,11 @@ from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES, socket_path
 
 
-def program(file: Path, answer: str) -> Path:
-    file.parent.mkdir(parents=True)
-    file.write_text(f"#!/bin/sh\necho '{answer}' >&2\n")
-    file.chmod(0o755)
-    return file
-
-
-def test_a_python_that_can_not_run_tasks_ends_the_bridge_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Spark would start it for each task, and each would fail: "Python worker failed to connect back", for ever."""
-    other = program(tmp_path / "bin" / "python", "ModuleNotFoundError: No module named pyspark")
-    monkeypatch.setenv("PYSPARK_PYTHON", str(other))
-    monkeypatch.setattr("towline.bridge.runtime.supervisor.check_java", lambda: None)
-    code, _, err = ran(capsys, "run", str(read(GOOD, tmp_path).file))
-    answer = "(ModuleNotFoundError: No module named pyspark), and this is Python"
-    assert err.startswith(f'PYSPARK_PYTHON: Spark would run tasks with "{other}" {answer} {sys.version_info[0]}.')
-    assert (code, err.endswith("this PySpark and Towline.   [TL-B60]\n")) == (2, True)
-    with pytest.raises(SetupError, match=r'"/nonexistent/python" \(no such file or directory\), and this is Python'):
-        check_python("local[2]", {"PYSPARK_PYTHON": "/nonexistent/python"})
-    check_python("spark://h:7077", {"PYSPARK_PYTHON": "./environment/bin/python"})  # each executor is asked
-    check_python("local[2]", {"PYSPARK_PYTHON": Path(sys.executable).name, "PATH": str(Path(sys.executable).parent)})
-    check_python("local[2]", {})
+def test_tasks_of_a_local_master_run_in_this_python(tmp_path: Path) -> None:
+    """Another may lack what they import, and each would fail: "Python worker failed to connect back", for ever."""
+    names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    variables = driver_environment(read(GOOD, tmp_path), tmp_path, dict.fromkeys(names, "/usr/bin/jupyter"))
+    assert [variables[name] for name in names] == [sys.executable] * 2
 
 
 def test_a_bridge_is_not_run_with_jars_of_anybody(

@@ -13,7 +13,6 @@ import pwd
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -38,7 +37,6 @@ from towline.spark.java import (
 from towline.spark.session import (
     generates_secret,
     is_cluster,
-    pyspark_version,
     register,
     spark_conf,
     standalone_addresses,
@@ -225,38 +223,11 @@ def shared_directories(bridge: Bridge) -> list[Path]:
 #: Name of the scratch directory in the state directory; not a legal name of a line.
 SCRATCH_DIR: Final = ".tmp"
 
-#: Script that imports the packages of tasks and prints versions; its last line is an import error otherwise.
-_VERSION_SCRIPT: Final = (
-    "import sys, pyspark, towline.spark.source; "
-    "print('Python', '.'.join(map(str, sys.version_info[:2])), 'with PySpark', pyspark.__version__)"
-)
+#: Python of a local master's tasks: this one has the packages that they import, whatever the user set for others.
+_OWN_PYTHON: Final = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
 
 #: Length of ``/.UUID.sock``, the name of a socket of Spark's Python processes.
 _SOCKET_NAME_LENGTH: Final = 43
-
-
-def check_python(master: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Check that the Python of Spark's tasks, if ``PYSPARK_PYTHON`` is set, has the versions of this one.
-
-    On a cluster `towline.spark.executors` checks each executor.
-
-    Raises:
-        SetupError: TL-B60, another version: tasks would fail at every retry.
-    """
-    python = environ.get("PYSPARK_PYTHON")
-    if not python or is_cluster(master) or shutil.which(python, path=environ.get("PATH")) == sys.executable:
-        return
-    own_version = f"Python {'.'.join(map(str, sys.version_info[:2]))} with PySpark {pyspark_version()}"
-    command = [python, "-c", _VERSION_SCRIPT]
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, cwd="/", env=environ, timeout=60, check=False)
-        version_lines = (process.stdout.strip() or process.stderr.strip()).splitlines()[-1:]
-    except (OSError, subprocess.TimeoutExpired) as error:
-        version_lines = [files.os_error_text(error) if isinstance(error, OSError) else "no answer"]
-    if version_lines != [own_version]:
-        problem = f'Spark would run tasks with "{python}" ({"".join(version_lines)}), and this is {own_version}'
-        remedy = "Unset the variable, or name a Python of this version with this PySpark and Towline."
-        raise SetupError("TL-B60", "PYSPARK_PYTHON", problem, remedy)
 
 
 def create_scratch_dir(state_dir: Path) -> tuple[Path, int]:
@@ -293,7 +264,7 @@ def driver_environment(bridge: Bridge, scratch_dir: Path, environ: Mapping[str, 
     home = light_spark_home() if uses_own_home else None
     options = jvm_options() if uses_own_home else []
     variables |= local_fs_variables(environ) if not is_cluster(master) else {}
-    variables |= _executor_python(bridge, scratch_dir, environ) if is_cluster(master) else {}
+    variables |= _executor_python(bridge, scratch_dir, environ) if is_cluster(master) else _OWN_PYTHON
     if home is not None:
         variables["SPARK_HOME"] = str(home)
         with contextlib.suppress(SetupError):  # Spark may find a Java elsewhere

@@ -28,7 +28,6 @@ from towline.bridge.runtime.child_supervisors import (
 )
 from towline.bridge.runtime.reload import Reloader
 from towline.bridge.runtime.screen import Screen, line_state
-from towline.bridge.runtime.session import check_python
 from towline.bridge.runtime.state import RELOAD_FILE, RESTART_FILE, BridgeState, consume_request
 from towline.errors import ConfigError, TowlineError
 from towline.gateway.launch import open_state_lock
@@ -96,7 +95,6 @@ class Supervisor:
             check_pyspark()
             check_java()
             cache_directory()  # TL-C193, before a file of it is on a class path
-            check_python(bridge.spark.master)
             self._screen.print_event(f"towline {release()}")
             bridge.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             source_error: ConfigError | None = None
