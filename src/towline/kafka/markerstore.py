@@ -100,18 +100,16 @@ class MarkerStore:
             self.admin.create({self.topic: partitions}, config=_TOPIC_CONFIG)
             # In a cluster the next broker may not know the topic yet.
             limits = wait_until(self._topic_limits, self._settings.timeout_s, pause_s=0.1)
-        command = f"kafka-topics.sh --bootstrap-server {self._settings.servers}"
         if limits is None:
-            problem = f'the marker topic "{self.topic}" does not exist, or this user may not see it'
-            remedy = f"Create it: {command} --create --topic {self.topic} --partitions {partitions}"
-            raise self._unusable_error(problem, f"{remedy} --config cleanup.policy=compact")
-        if limits.cleanup_policy and limits.cleanup_policy.strip() != "compact":
-            problem = f'the marker topic "{self.topic}" has cleanup.policy={limits.cleanup_policy}: it deletes markers'
-            raise self._unusable_error(problem, "Set it to compact.")
-        if limits.partitions < partitions:
-            problem = f'the marker topic "{self.topic}" has {limits.partitions} partitions'
-            remedy = f"{command} --alter --topic {self.topic} --partitions {partitions}"
-            raise self._unusable_error(f"{problem}, parallelism {partitions} needs as many", remedy)
+            problem = "does not exist, or this user may not see it"
+        elif limits.partitions < partitions or limits.cleanup_policy.strip() not in ("", "compact"):
+            problem = f"has {limits.partitions} partitions and cleanup.policy={limits.cleanup_policy}"
+        else:
+            return
+        command = f"kafka-topics.sh --bootstrap-server {self._settings.servers} --create --topic {self.topic}"
+        remedy = f"Markers need {partitions} at least, and compact alone: {command} --partitions {partitions}"
+        problem = f'the marker topic "{self.topic}" {problem}'
+        raise self._unusable_error(problem, f"{remedy} --config cleanup.policy=compact")
 
     def _topic_limits(self) -> TopicLimits | None:
         return recordcheck.topic_limits(self._settings, [self.topic]).get(self.topic)
