@@ -67,7 +67,7 @@ def gateway(
 
 
 def _stop_detached(state_dir: Path) -> str:
-    """Stop a gateway that a source or sink started with ``gatewayLife = "detached"``; the broker keeps its session."""
+    """Stop a gateway that a source or sink started with ``gatewayDetached``; the broker keeps its session."""
     from towline.gateway.endpoint import GatewayEndpoint  # noqa: PLC0415 - loaded when it is called
     from towline.gateway.launch import find_running, stop_running  # noqa: PLC0415
 

@@ -60,13 +60,6 @@ def _parse_subscription(entry: str | dict[str, object]) -> dict[str, object]:
     return {"pattern": match[1], "qos": int(match[2])} if match else {"pattern": text}
 
 
-def _parse_detached(text: str) -> bool:
-    """Parse ``gatewayLife``: True for ``detached``, False for ``query``."""
-    if text.lower() not in ("query", "detached"):
-        raise ValueError("must be query or detached")
-    return text.lower() == "detached"
-
-
 class OutboxLimits(SettingsModel):
     """Size and age limits of an outbox [I7].
 
@@ -195,9 +188,9 @@ class GatewaySettings(MqttSettings):
         journal: Disk limits of the inbox.
         linger_after_silence_ms: Milliseconds to wait for more messages after a pause, for throughput over latency.
         owner_pid: Process whose end ends the gateway.
-        detached: Keep running after the starting process has ended: ``query`` ends with the driver; ``detached`` goes
-            on receiving until ``towline gateway --stop DIR``, or until its service or container ends. While a query
-            runs, a killed gateway is restarted at once (docs/guarantees.md#outage-budget).
+        detached: Go on receiving after the driver has ended, until ``towline gateway --stop DIR``, or until its service
+            or container ends. While a query runs, a killed gateway is restarted at once
+            (docs/guarantees.md#outage-budget).
         drain_s: Drain the gateway (`towline.gateway.sessions`), and end the session after so many seconds without a
             message; None for normal operation.
         checkpoint: Location of the checkpoint of the query that reads here: a journal of another query receives nothing
@@ -218,7 +211,7 @@ class GatewaySettings(MqttSettings):
     linger_after_silence_ms: Annotated[float, Field(ge=0, le=1000)] = 0.0
     journal: Limits = Limits()
     owner_pid: int | None = None
-    detached: Annotated[bool, Option("gatewayLife", parse=_parse_detached)] = False
+    detached: Annotated[bool, Option("gatewayDetached")] = False
     drain_s: Annotated[float, Field(ge=0)] | None = None
     checkpoint: str = ""
     listen: ListenSettings | None = None

@@ -417,7 +417,7 @@ def _queue_warning(report: Mapping[str, Any]) -> str:
     return (
         f"no gateway ran for {absent_s:,.0f} s, and {rate:,.0f} messages come each second: a Mosquitto with default "
         f"settings queues {_MOSQUITTO_QUEUE:,} for a disconnected client and drops the others silently. The limit of "
-        "this broker is not known here. Raise it (max_queued_messages), or set gatewayLife=detached: then the gateway "
+        "this broker is not known here. Raise it (max_queued_messages), or set gatewayDetached=true: then the gateway "
         "receives while no driver runs.   [TL-G64]"
     )
 
