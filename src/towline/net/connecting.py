@@ -170,27 +170,18 @@ class WebSocketFraming:
             return self._websocket.send(event.response())
         if isinstance(event, web.TextMessage):
             self.end_reason = "the server sent a text frame [MQTT-6.0.0-1]"
-            return self.close_frame(CloseReason.UNSUPPORTED_DATA)
+            return self.encode(web.CloseConnection(code=CloseReason.UNSUPPORTED_DATA))
         if isinstance(event, web.CloseConnection):
             reason = printable(event.reason or "", _SHOWN_TEXT_BYTES)
             self.end_reason = f"the WebSocket was closed ({' '.join(filter(None, (f'{int(event.code)}', reason)))})"
-            return self.close_frame(CloseReason.NORMAL_CLOSURE)
+            return self.encode(web.CloseConnection(code=CloseReason.NORMAL_CLOSURE))
         return b""
 
-    def binary_frame(self, data: bytes) -> bytes:
-        """Return one binary frame with these bytes [MQTT-6.0.0-1]."""
-        return self._encode_event(web.BytesMessage(data=data))
-
-    def close_frame(self, code: int = CloseReason.NORMAL_CLOSURE) -> bytes:
-        """Return a close frame."""
-        return self._encode_event(web.CloseConnection(code=code))
-
-    def _encode_event(self, event: web.Event) -> bytes:
-        """Encode an event; empty once the WebSocket is closed."""
-        try:
+    def encode(self, event: web.Event) -> bytes:
+        """Encode a frame: MQTT is sent in binary ones [MQTT-6.0.0-1]; empty once the WebSocket is closed."""
+        with contextlib.suppress(LocalProtocolError):
             return self._websocket.send(event)
-        except LocalProtocolError:
-            return b""
+        return b""
 
 
 class Transport:
@@ -296,7 +287,7 @@ class Transport:
 
     def write(self, data: bytes) -> bool:
         """Send bytes and buffer the rest for `flush`; return False after a connection loss."""
-        self._send_buffer += data if self._framing is None else self._framing.binary_frame(data)
+        self._send_buffer += data if self._framing is None else self._framing.encode(web.BytesMessage(data=data))
         return self.flush()
 
     def flush(self) -> bool:
@@ -325,7 +316,7 @@ class Transport:
     def close(self) -> None:
         """Close the connection; never raises."""
         if self._framing is not None:
-            self._send_buffer += self._framing.close_frame()
+            self._send_buffer += self._framing.encode(web.CloseConnection(code=CloseReason.NORMAL_CLOSURE))
             self.flush()
         if isinstance(self._sock, ssl.SSLSocket) and not self._send_buffer:
             with contextlib.suppress(OSError, ValueError):

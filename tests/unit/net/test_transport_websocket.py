@@ -137,7 +137,7 @@ def test_packets_and_frames_have_nothing_to_do_with_each_other(
 def test_what_we_send_is_one_masked_binary_frame(size: int) -> None:
     """[MQTT-6.0.0-1], [MQTT-6.0.0-1 of 3.1.1]; RFC 6455 section 5.3."""
     framing, server = opened()
-    frame = framing.binary_frame(b"\x30" * size)
+    frame = framing.encode(BytesMessage(data=b"\x30" * size))
     assert frame[0] == 0x82
     assert frame[1] & 0x80, "masked"
     events = server.takes(frame)
@@ -163,8 +163,8 @@ def test_a_close_is_answered_and_told() -> None:
     _, answer = framing.receive(server.says(CloseConnection(code=1001, reason="see you\x00")))
     assert framing.end_reason == "the WebSocket was closed (1001 see you\\x00)"
     assert [type(event) for event in server.takes(answer)] == [CloseConnection]
-    assert framing.binary_frame(b"late") == b""
-    assert framing.close_frame() == b"", "said once"
+    assert framing.encode(BytesMessage(data=b"late")) == b""
+    assert framing.encode(CloseConnection(code=1000)) == b"", "said once"
 
 
 @pytest.mark.parametrize(
