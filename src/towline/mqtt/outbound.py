@@ -214,9 +214,6 @@ class Outbound:
         self.qos0_since_ack = False
         self._last_unanswered: tuple[MessageToken, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self._queue) + len(self._unfinished)
-
     @property
     def idle(self) -> bool:
         """True if there is nothing to send and no acknowledgement is pending."""
@@ -226,11 +223,6 @@ class Outbound:
     def open_count(self) -> int:
         """Number of messages that count against the server's Receive Maximum."""
         return len(self._open_ids)
-
-    @property
-    def in_flight(self) -> dict[int, tuple[MessageToken, Phase]]:
-        """Packet id → token and phase of every unfinished message, in order."""
-        return {packet_id: (m.token, m.phase) for packet_id, m in self._unfinished.items()}
 
     @property
     def unfinished_qos_2(self) -> bool:

@@ -47,12 +47,9 @@ def outbox_rows(*messages: dict[str, Any], arrival: Timestamp = Timestamp(0)) ->
 class Log:
     def __init__(self) -> None:
         self.codes: list[object] = []
-        #: Of the last line with each code.
-        self.facts: dict[object, dict[str, object]] = {}
 
     def warning(self, _event: str, **facts: object) -> None:
         self.codes.append(facts.get("code"))
-        self.facts[facts.get("code")] = facts
 
 
 class Line:

@@ -104,7 +104,7 @@ def fate(message: OutgoingMessage, version: int, now: float, *, restored: bool) 
             if isinstance(action, PublishAcknowledged) and action.reason:
                 refused = action.reason
         if refused is not None:
-            assert not len(outbound)
+            assert outbound.idle
             return refused
         if not message.content_or_reason.qos:
             break

@@ -70,7 +70,7 @@ class World:
         raise AssertionError(f"not done after {most} connections: {self.ack_reasons}")
 
     def _is_in_flight(self, token: int) -> bool:
-        in_flight_tokens = [found for found, _ in self.outbound.in_flight.values()]
+        in_flight_tokens = [message.token for message in self.outbound._unfinished.values()]
         return token in (*in_flight_tokens, *self.found_culprits)
 
     def connection(self) -> bool:

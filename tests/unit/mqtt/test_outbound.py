@@ -89,7 +89,7 @@ def test_a_negative_answer_is_final(qos: int, kind: Any, code: Any) -> None:
     outbound = connected()
     packet_id = first_id(publish(outbound, 1, qos))
     assert done(answer(outbound, kind(packet_id, reason_code=code))) == [(1, int(code), False)]
-    assert len(outbound) == 0
+    assert outbound.idle
 
 
 def test_a_stray_pubrec_is_answered_with_0x92_and_other_strays_are_nothing() -> None:
@@ -117,7 +117,7 @@ def test_an_answer_before_the_resend_finishes_a_message_that_still_waits_for_the
     assert done(answer(outbound, PubAckPacket(ids[2]))) == [(2, 0, False)]
     answer(outbound, PubAckPacket(ids[0]))
     answer(outbound, PubAckPacket(ids[1]))
-    assert len(outbound) == 0
+    assert outbound.idle
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_the_server_can_not_take_is_not_sent(connack: ConnAckPacket, qos: i
     outbound = connected(connack=connack)
     outbound.publish(1, OutboundMessage("topic", b"x", qos=qos, retain=retain))
     assert list(outbound.actions()) == [PublishAcknowledged(1, reason)]
-    assert len(outbound) == 0
+    assert outbound.idle
 
 
 def test_packet_ids_go_round_and_skip_those_in_use() -> None:
@@ -251,7 +251,7 @@ def test_what_another_server_can_not_take_again_is_given_up(
     reconnect(outbound, connack)
     only_sent(outbound.actions(), PubRelPacket)
     assert done(answer(outbound, PubCompPacket(packet_id))) == [(1, 0 if received else reason, False)]
-    assert len(outbound) == 0
+    assert outbound.idle
 
 
 @pytest.mark.parametrize(
