@@ -54,7 +54,7 @@ from towline.mqtt.reasons import KEEP_SESSIONS_ADVICE
 from towline.spark.java import check_java
 from towline.spark.link import GatewayAddress
 from towline.spark.session import is_cluster
-from towline.text import count_text, error_text, printable
+from towline.text import error_text, printable
 from towline.timing import Backoff, poll_until
 
 if TYPE_CHECKING:
@@ -341,10 +341,7 @@ class GatewaySupervisor(ChildSupervisor):
         """Store a status, and report changed problems of each gateway."""
         if status.get("state") != "away":
             with self._state.lock:
-                new_letters = self._view.update_status(status, notes)
-            if new_letters:  # only the first of a run; the account has all
-                text = f"{count_text(new_letters)} written to the dead-letter topic"
-                self._add_event(f"{text}; towline dlq show has the reasons")
+                self._view.update_status(status, notes)
         old_statuses = statuses.statuses_by_gateway(self._view.previous_status)
         for name, gateway in statuses.statuses_by_gateway(status).items():
             last_problem, reported_at = self._last_problems.get(name, (None, 0.0))

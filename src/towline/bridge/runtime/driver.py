@@ -45,10 +45,9 @@ from towline.text import printable_lines
 from towline.threads import guarded_thread
 from towline.timing import Backoff
 
-#: Longest wait for a batch to end after ``stop``, in seconds; an interrupted batch is repeated after the next start.
-STOP_TIMEOUT_S: Final = 10.0
-#: The same after ``hold``: during a Kafka outage a batch does not end; it is repeated after the query's next start.
-HOLD_TIMEOUT_S: Final = 10.0
+#: Longest wait for a batch to end after ``stop`` and ``hold``, in seconds: during a Kafka outage it does not end. An
+#: interrupted batch is repeated after the query's next start.
+BATCH_TIMEOUT_S: Final = 10.0
 #: Longest retry pause by error code, in seconds, for a failure that may end at any moment: a full disk.
 _MAX_PAUSE_S: Final = {"TL-B56": 2.0}
 _PROCESSING_MESSAGE: Final = "Processing new data"
@@ -278,7 +277,7 @@ class Driver:
             if self._go_received.is_set():
                 step_all(list(self._runners.values()))
             self.stopping.wait(0.2)
-        deadline = time.monotonic() + STOP_TIMEOUT_S
+        deadline = time.monotonic() + BATCH_TIMEOUT_S
         with contextlib.suppress(Exception):  # a JVM that has ended has no batch to finish
             for runner in self._runners.values():
                 runner.stop(deadline)
@@ -291,7 +290,7 @@ class Driver:
             if "hold" in command:
                 # None after a permanent failure before this process.
                 if runner := self._runners.get(command["hold"]):
-                    runner.stop(time.monotonic() + HOLD_TIMEOUT_S)
+                    runner.stop(time.monotonic() + BATCH_TIMEOUT_S)
                 self.report("held", line=command["hold"])
             elif "judge" in command:
                 lines = tuple(_LINE_ADAPTER.validate_python(fields) for fields in command["judge"])

@@ -93,8 +93,6 @@ class LineView:
     directory: Path = Path()
     #: Batch totals of the checkpoint, read before the gateway's status: the status includes all their messages.
     notes: LineNotes | None = None
-    #: A dead letter was written since the bridge started.
-    has_dead_letters: bool = False
     #: Downlinks only: number of unread offsets up to Kafka's high watermarks, with control records of transactions;
     #: and how many of them are behind an open transaction, where no reader gets them yet (LSO).
     behind: int | None = None
@@ -121,16 +119,10 @@ class LineView:
         saved_fields = {name: saved[name] for name in _SAVED_LINE_FIELDS if name in saved}
         return cls(directory.name, directory=directory, notes=read_notes(directory), **saved_fields)
 
-    def update_status(self, status: Mapping[str, Any], notes: LineNotes | None) -> int:
-        """Store a new status of the gateway; return the number of the first dead letters since the bridge started."""
-        old_notes, self.notes = self.notes, notes
-        self.status, self.heard = status, time.time()
+    def update_status(self, status: Mapping[str, Any], notes: LineNotes | None) -> None:
+        """Store a new status of the gateway, and the batch totals that were read before it."""
+        self.notes, self.status, self.heard = notes, status, time.time()
         self.sample_rates(time.monotonic())
-        if self.has_dead_letters or old_notes is None or notes is None:
-            return 0
-        new_letters = notes.counts["dead_lettered"] - old_notes.counts["dead_lettered"]
-        self.has_dead_letters = new_letters > 0
-        return new_letters
 
     @property
     def is_silent(self) -> bool:
