@@ -15,7 +15,7 @@ import pytest
 from tests.unit.bridge.spark_texts import TOPICS_GONE
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.lines.identity import Identity
-from towline.bridge.runtime.driver import LineRunner, ReportWriter, step_all
+from towline.bridge.runtime.driver import LineRunner, report_writer, step_all
 from towline.bridge.runtime.session import OBSERVE_SETTINGS, session_settings
 from towline.bridge.uplink.query import UplinkQuery
 from towline.errors import KafkaError
@@ -36,7 +36,7 @@ class Host:
 
     def __init__(self) -> None:
         self.out = io.StringIO()
-        self.report = ReportWriter(self.out).send
+        self.report = report_writer(self.out)
 
     def is_ending(self) -> bool:
         return False

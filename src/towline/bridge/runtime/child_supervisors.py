@@ -48,7 +48,6 @@ from towline.errors import (
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import ensure_running
-from towline.guarantee import AckAfter
 from towline.kafka.markers import ANY_QUERY
 from towline.mqtt.reasons import KEEP_SESSIONS_ADVICE
 from towline.spark.java import check_java
@@ -312,8 +311,7 @@ class GatewaySupervisor(ChildSupervisor):
             self._view.gateway_error = None
             self._view.gateway_restarts += is_restart
         if is_restart:
-            storage = "in Kafka" if self.line.gateway.effective_ack_after is AckAfter.KAFKA else "on disk"
-            self._add_event(f"the gateway is running again; all acknowledged messages are {storage}")
+            self._add_event("the gateway is running again")
 
     def _poll_until_end(self, client: GatewayClient) -> None:
         """Poll the gateway until it ends; raise TL-G55 after a drain: a restarted gateway would subscribe again."""

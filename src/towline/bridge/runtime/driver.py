@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, Final, TextIO
 
@@ -61,19 +61,17 @@ _JVM_EXIT_WAIT_S: Final = 0.5
 EXIT_JVM_GONE: Final = 3
 
 
-class ReportWriter:
-    """Thread-safe writer of the driver's reports, one JSON line each."""
+def report_writer(stream: TextIO) -> Callable[..., None]:
+    """Return the thread-safe writer of the driver's reports, one JSON line each: ``report(kind, **values)``."""
+    lock = threading.Lock()
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._lock = threading.Lock()
-
-    def send(self, kind: str, **values: Any) -> None:
-        """Write one report; a closed pipe is ignored, because the end of standard input stops the driver."""
+    def report(kind: str, **values: Any) -> None:
         line = json.dumps({"kind": kind, "at": time.time(), **values})
-        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
-            self._stream.write(line + "\n")
-            self._stream.flush()
+        with lock, contextlib.suppress(BrokenPipeError, ValueError):  # the end of standard input stops the driver
+            stream.write(line + "\n")
+            stream.flush()
+
+    return report
 
 
 _LINE_ADAPTER = TypeAdapter[Uplink | Downlink](Uplink | Downlink, config=ConfigDict(hide_input_in_errors=True))
@@ -240,9 +238,9 @@ def step_all(runners: Sequence[LineRunner], max_starting: int = os.cpu_count() o
 class Driver:
     """Spark session of a bridge and the runners of its lines."""
 
-    def __init__(self, bridge: Bridge, reports: ReportWriter) -> None:
+    def __init__(self, bridge: Bridge, report: Callable[..., None]) -> None:
         self.bridge = bridge
-        self.report = reports.send
+        self.report = report
         self.stopping = threading.Event()
         self._go_received = threading.Event()
         #: Commands about a line; the main thread runs them, as it does all starts and stops.
@@ -336,15 +334,15 @@ class Driver:
 def main() -> int:
     """Read the bridge from standard input, run its queries until they are stopped, and return the exit code."""
     # Spark's JVM and workers inherit standard output and may write to it: reports use a duplicated descriptor.
-    reports = ReportWriter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    report = report_writer(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)
     sys.stderr = LogStream(sys.stderr)  # a full disk under the log must not end the driver
     bridge = Bridge.model_validate_json(sys.stdin.readline())
     try:
-        driver = Driver(bridge, reports)
+        driver = Driver(bridge, report)
     except Exception as error:
         failure = failure_reason(error, "spark", "the session did not start")
-        reports.send("jvm", text=failure.text.removeprefix("spark: "))
+        report("jvm", text=failure.text.removeprefix("spark: "))
         raise
     signal.signal(signal.SIGTERM, lambda *_: driver.stopping.set())
     return driver.run(sys.stdin)
