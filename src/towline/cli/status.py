@@ -9,16 +9,14 @@ from typing import Annotated
 
 import typer
 
-from towline.cli.screen import is_terminal, json_text, load_bridge, terminal_text
+from towline.cli.screen import BridgeFile, is_terminal, json_text, load_bridge, terminal_text
 
 #: Seconds between two outputs with --watch.
 WATCH_S = 1.0
 
 
 def status(
-    file: Annotated[
-        Path | None, typer.Argument(help="The bridge file; default bridge.toml.", show_default=False, readable=False)
-    ] = None,
+    file: BridgeFile = Path("bridge.toml"),
     state_dir: Annotated[
         Path | None, typer.Option(help="The bridge's state_dir, instead of a file.", readable=False)
     ] = None,
@@ -32,23 +30,16 @@ def status(
 
     Example:  towline status bridge.toml --watch
     """
-    from towline.bridge.runtime import status as bridge_status  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.status import collect_bridge_status, collect_status, exit_code, render  # noqa: PLC0415 - loaded when it is called
 
-    bridge = load_bridge(file or Path("bridge.toml")) if file is not None or state_dir is None else None
-    if bridge is not None and state_dir is not None:
-        bridge = bridge.model_copy(update={"state_dir": state_dir})
     redraw = watch and is_terminal()
     while True:
-        if bridge is not None:
-            values = bridge_status.collect_bridge_status(bridge)
-        else:
-            values = bridge_status.collect_status(state_dir or Path())
-        text = terminal_text(bridge_status.render(values))
-        text = json_text(values, indent=None if redraw else 2) if as_json else text
+        values = collect_status(state_dir) if state_dir else collect_bridge_status(load_bridge(file))
+        text = json_text(values, indent=None if redraw else 2) if as_json else terminal_text(render(values))
         sys.stdout.write(("\x1b[H\x1b[2J" if redraw else "") + text)
         sys.stdout.flush()
         if not watch:
             break
         time.sleep(WATCH_S)
-    if code := bridge_status.exit_code(values):
+    if code := exit_code(values):
         raise typer.Exit(code)

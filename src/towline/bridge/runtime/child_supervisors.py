@@ -223,8 +223,6 @@ _FATAL_ERRORS: Final = (ConfigError, BrokerRefused, SessionUnknown, JournalLocke
 #: Time-out of a read of markers, in seconds, as an option: a line waits for it before it receives.
 _MARKER_TIMEOUT_S: Final = "5"
 _REJOIN_REMEDY: Final = "Start towline run again to have it receive."
-#: Seconds until a refused token or certificate is reported again: only a person can fix it.
-_REMINDER_S: Final = 60.0
 
 
 class GatewaySupervisor(ChildSupervisor):
@@ -238,8 +236,8 @@ class GatewaySupervisor(ChildSupervisor):
         self.ready = threading.Event()
         #: Another supervisor has replaced this one; its first gateway replaces the running one.
         self.is_replaced, self.replaces_gateway = False, False
-        #: Last reported problem of each gateway and its time; "" is the key of a local gateway.
-        self._last_problems: dict[str, tuple[str, float]] = {}
+        #: Last reported problem of each gateway; "" is the key of a local gateway.
+        self._last_problems: dict[str, str] = {}
         self._remote_gateways: list[GatewayAddress] = []
         if remote_locations := line.gateways if isinstance(line, Uplink) else ():
             access = bridge.gateway.access()
@@ -342,18 +340,16 @@ class GatewaySupervisor(ChildSupervisor):
                 self._view.update_status(status, notes)
         old_statuses = statuses.statuses_by_gateway(self._view.previous_status)
         for name, gateway in statuses.statuses_by_gateway(status).items():
-            last_problem, reported_at = self._last_problems.get(name, (None, 0.0))
             is_away, last_error = statuses.AWAY_SINCE in gateway, gateway.get("last_error") or {}
             problem = statuses.outage_text(name, gateway) if is_away else str(last_error.get("text", ""))
-            is_due = time.monotonic() - reported_at > _REMINDER_S
-            if problem != last_problem or (is_due and statuses.access_refused(gateway)):
+            if problem != self._last_problems.get(name):
                 text = statuses.outage_problem(name, gateway) if is_away else problem
                 if not text and (name or gateway.get("state") == "online"):
                     broker_text, state_text = f"connected to {gateway.get('broker')}", str(gateway.get("state"))
                     text = f"gateway {name} answers again: {state_text}" if name else broker_text
                 if text:
                     self._add_event(text)
-                    self._last_problems[name] = problem, time.monotonic()
+                    self._last_problems[name] = problem
             for event in _new_losses(old_statuses.get(name, {}), gateway) if not is_away else ():
                 self._add_event(f"gateway {name}: {event}" if name else event)
         self._view.previous_status = status
