@@ -107,8 +107,6 @@ class LineRunner:
         self._last_failure = ""
         #: Last progress record of Spark, as JSON, and time of the next poll.
         self._last_progress, self._next_poll = "", 0.0
-        #: Query id and batch id of the last reported batch.
-        self._reported_batch = "", -1
 
     @property
     def is_starting(self) -> bool:
@@ -174,23 +172,21 @@ class LineRunner:
         return bool(new_texts)
 
     def report_progress(self, progress: Mapping[str, Any]) -> None:
-        """Report a committed batch once, and reset the retry pause.
+        """Report a committed batch, and reset the retry pause.
 
         Spark also reports a trigger without a batch, with the number of the next batch and no ``addBatch``: it is
         skipped.
         """
         self._has_committed, self._last_failure = True, ""
         self._backoff.reset()
-        durations, query_id = progress.get("durationMs", {}), progress.get("id", "")
-        batch_id, (last_query, last_batch) = progress["batchId"], self._reported_batch
-        if "addBatch" not in durations or (query_id == last_query and batch_id <= last_batch):
+        durations = progress.get("durationMs", {})
+        if "addBatch" not in durations:
             return
-        self._reported_batch = query_id, batch_id
         try:
             self._started_query.count_spark(progress)
         except Exception as error:  # noqa: BLE001 - a failed count does not stop the query
             sys.stderr.write(f"--- line {self._name}: not counted\n{printable_lines(str(error))}\n")
-        self._driver.report("progress", line=self._name, query=query_id, batch=batch_id, millis=durations)
+        self._driver.report("progress", line=self._name, millis=durations)
 
     def replace_query(self, query: LineQuery[Any]) -> None:
         """Replace the query of the line and start it at the next step, also after a permanent failure."""
