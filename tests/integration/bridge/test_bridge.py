@@ -197,7 +197,7 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewM
     assert other.returncode == 2
     assert f"a bridge runs here (pid {bridge.process.pid})" in other.stderr
     gateway = bridge.line()["gateway"]["pid"]
-    assert bridge.command("restart", "line") == 'line "line": restarted\n'
+    assert bridge.command("restart", "line") == 'line "line": gateway and query restarted\n'
     wait_until(bridge.online, PATIENCE, "the gateway again")
     assert (bridge.line()["gateway"]["pid"] == gateway, bridge.account()["waiting"]) == (False, 100)
     assert bridge.interrupt() == 0
