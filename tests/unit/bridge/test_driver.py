@@ -18,7 +18,7 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.runtime.driver import LineRunner, report_writer, step_all
 from towline.bridge.runtime.session import OBSERVE_SETTINGS, session_settings
 from towline.bridge.uplink.query import UplinkQuery
-from towline.errors import KafkaError
+from towline.errors import KafkaError, SetupError
 
 PROGRESS: dict[str, Any] = {"batchId": 3, "durationMs": {"addBatch": 30, "triggerExecution": 41}}
 
@@ -123,6 +123,18 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
     assert [report["kind"] for report in said] == ["failed", "started", "noted", "started"]
     assert (said[0]["code"], said[0]["again_in"] <= 60) == ("TL-B03", True)
     assert "TL-B03" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "given_up"), [("TL-S31", True), ("TL-S32", False), ("TL-S33", True)])
+def test_a_line_waits_for_executors_and_not_for_what_one_lacks(
+    runner: LineRunner, host: Any, monkeypatch: pytest.MonkeyPatch, code: str, given_up: bool
+) -> None:
+    """A cluster without a free executor at a start must not end the bridge, and intake with it."""
+    error = SetupError(code, "spark", "executors", "Look at them.")
+    monkeypatch.setattr("towline.bridge.runtime.driver.check_new_executors", MagicMock(side_effect=error))
+    runner.step()
+    (report,) = host.reports
+    assert (report["code"], report["again_in"] is None, runner.start_at == math.inf) == (code, given_up, given_up)
 
 
 def test_a_query_that_has_finished_a_former_batch_is_followed_by_the_next(

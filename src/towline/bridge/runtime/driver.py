@@ -38,7 +38,7 @@ from towline.bridge.runtime.child_supervisors import ensure_topics
 from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.runtime.session import check_master, check_new_executors, create_session
 from towline.bridge.uplink.query import UplinkQuery
-from towline.errors import KafkaError, SetupError, TowlineError
+from towline.errors import KafkaError
 from towline.kafka.faults import NO_ANSWER_CODES
 from towline.logfile import LogStream
 from towline.text import printable_lines
@@ -246,19 +246,10 @@ class Driver:
         check_master(bridge.spark.master)
         self.spark = create_session(bridge)
         for name, errors in sqlcheck.check_sql(bridge, self.spark).items():
-            self._disable_line(name, errors.errors())
-        try:  # later executors are checked when a line starts (`LineRunner.step`)
-            check_new_executors(self.spark, self.bridge)
-        except SetupError as error:
-            for name in self._runners:
-                self._disable_line(name, [error])
+            self._runners[name].start_at = math.inf  # only a person can fix them
+            for error in errors.errors():
+                self.report("failed", line=name, code=error.code, text=str(error), again_in=None)
         self.report("ready", seconds=time.monotonic() - start_time, spark=self.spark.version, pid=os.getpid())
-
-    def _disable_line(self, name: str, errors: Sequence[TowlineError]) -> None:
-        """Report errors that only a person can fix, and do not start the query of the line."""
-        self._runners[name].start_at = math.inf
-        for error in errors:
-            self.report("failed", line=name, code=error.code, text=str(error), again_in=None)
 
     def run(self, commands: TextIO) -> int:
         """Run the queries until `stop` or the end of input; return the exit code."""
