@@ -45,42 +45,24 @@ def _check_defaults(defaults: dict[str, Any]) -> dict[str, Any]:
     return defaults
 
 
-_Defaults = Annotated[dict[str, str | bool | int | float], AfterValidator(_check_defaults), Field(default_factory=dict)]
-_Seconds = Annotated[int, Field(ge=0)]
-
-
-class HonoLimits(SettingsModel):
-    """A tenant's resource-limits: the longest time to live in seconds, and that of messages which give none."""
-
-    max_ttl: _Seconds | None = Field(default=None, alias="max-ttl")
-    max_ttl_telemetry_qos0: _Seconds | None = Field(default=None, alias="max-ttl-telemetry-qos0")
-    max_ttl_telemetry_qos1: _Seconds | None = Field(default=None, alias="max-ttl-telemetry-qos1")
-    max_ttl_command_response: _Seconds | None = Field(default=None, alias="max-ttl-command-response")
-
-
-class HonoDevice(SettingsModel):
-    """A device.
-
-    Attributes:
-        defaults: Headers of its messages that the message itself does not give, such as content-type and ttl.
-    """
-
-    defaults: _Defaults
+_Defaults = Annotated[dict[str, str | bool | int | float], AfterValidator(_check_defaults)]
+#: Longest times to live in seconds, and that of messages which give none.
+_Limit = Literal["max-ttl", "max-ttl-telemetry-qos0", "max-ttl-telemetry-qos1", "max-ttl-command-response"]
 
 
 class HonoTenant(SettingsModel):
     """A tenant, in the words of Hono's device registry.
 
     Attributes:
-        defaults: As of a device, which goes before it.
-        resource_limits: The longest times to live.
-        devices: Devices with defaults of their own; others need not be named.
+        defaults: Headers of messages that the message itself does not give, such as content-type and ttl.
+        resource_limits: The longest times to live, in seconds.
+        devices: Devices with ``defaults`` of their own, which go before the tenant's; others need not be named.
         gateways: Clients that may publish for other devices of the tenant, where a mount says who publishes.
     """
 
-    defaults: _Defaults
-    resource_limits: HonoLimits = Field(default=HonoLimits(), alias="resource-limits")
-    devices: dict[_DeviceId, HonoDevice] = Field(default_factory=dict)
+    defaults: _Defaults = Field(default_factory=dict)
+    resource_limits: dict[_Limit, Annotated[int, Field(ge=0)]] = Field(default_factory=dict, alias="resource-limits")
+    devices: dict[_DeviceId, dict[Literal["defaults"], _Defaults]] = Field(default_factory=dict)
     gateways: tuple[_DeviceId, ...] = ()
 
 
