@@ -14,7 +14,6 @@ outcome: where several writers have a part of the MQTT topics each, and where a 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +29,7 @@ from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import check_resume, reset_command
 from towline.bridge.lines.sql import ROW_METRICS, apply_downlink_sql
 from towline.bridge.lines.statuses import endpoints_of, request_status, wait_for_answers
-from towline.checkpoint import Checkpoint, kafka_offsets_in
+from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
 from towline.gateway.access import ClientAccess
 from towline.kafka.admin import KafkaAdmin, check_topic_ids, recreated_topics, save_topic_ids, saved_topic_ids
@@ -210,19 +209,14 @@ class DownlinkQuery(LineQuery[Downlink]):
         output was lost with its executor behind a shuffle (`ProgressContext`: the `SQLMetric` ``numOutputRows``).
         """
         metrics = (progress.get("observedMetrics") or {}).get(ROW_METRICS)
-        source: Mapping[str, Any] = next(iter(progress.get("sources") or []), {})
         if metrics is None:
             return
         row_count = int(metrics["rows"] or 0)
-        start, end = (kafka_offsets_in([source.get(key)]) for key in ("startOffset", "endOffset"))
-        ranges = [offsets for topic in end for offsets in _ranges(start, end, topic)]
-        offset_count = sum(high - low for _, low, high in ranges) if start else row_count
-
-        def numbers(sink: Counter[str]) -> dict[str, int]:
-            unlike = row_count - sink["records"]
-            return {"taken": row_count, "beyond": max(0, row_count - offset_count), "unlike": unlike}
-
-        add_spark_counts(self.line.checkpoint, progress["batchId"], numbers)
+        add_spark_counts(
+            self.line.checkpoint,
+            progress["batchId"],
+            lambda sink: {"taken": row_count, "unlike": row_count - sink["records"]},
+        )
 
     def _message_options(self, identity: Identity) -> str:
         """Return the line's mapping as JSON options of `towline.bridge.messages.message_table`."""

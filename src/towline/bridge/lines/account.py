@@ -324,10 +324,8 @@ def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccoun
 
 def _downlink_disagreements(counts: Counter[str]) -> Iterator[str]:
     """Yield pairs of sources that contradict each other, as text."""
-    spark_rows = counts["spark.taken"]
-    if excess_rows := counts["spark.beyond"]:
-        yield f"Kafka's offsets have room for {spark_rows - excess_rows:,} records · Spark took {spark_rows:,}"
     if mismatched := counts["spark.unlike"]:
+        spark_rows = counts["spark.taken"]
         yield f"Spark took {spark_rows:,} records · the writer was given {spark_rows - mismatched:,} of them"
     sent = counts["records"] - counts["filtered"] - counts["undecided"] - counts["unfit"]
     if sent != counts["sent"]:
