@@ -39,7 +39,7 @@ def test_a_note_that_is_none_says_nothing(tmp_path: Path, text: str) -> None:
 
 def test_a_new_checkpoint_goes_on_with_the_totals_of_the_one_before(tmp_path: Path) -> None:
     commit(tmp_path, up({"j": (0, 10)}, filtered=2))
-    add_spark_counts(tmp_path / CHECKPOINT, 0, lambda _: {"late": 1})
+    add_spark_counts(tmp_path / CHECKPOINT, 0, {"late": 1}, "dropped")
     new = tmp_path / "new"
     copy_totals(tmp_path / CHECKPOINT, new)
     notes = LineNotes.read(new)
@@ -67,7 +67,7 @@ def test_what_spark_says_of_a_batch_is_counted_once_and_beside_the_sinks_word(tm
     for batch, rows in enumerate((5, 3)):
         noted(tmp_path, batch, given=rows)
     for batch in (0, 1, 1, 2, 0):
-        add_spark_counts(tmp_path, batch, lambda sink: {"taken": 10, "given": sink["given"]})
+        add_spark_counts(tmp_path, batch, {"taken": 10}, "given")
     assert LineNotes.read(tmp_path).spark_counts == {"taken": 20, "given": 8}
 
 
@@ -84,7 +84,7 @@ def test_of_an_uplink_spark_says_what_it_dropped(tmp_path: Path, line: str, spar
     assert LineNotes.read(query.line.checkpoint).spark_counts == spark
 
 
-@pytest.mark.parametrize(("rows", "spark"), [(11, {"taken": 11, "unlike": 2}), (8, {"taken": 8, "unlike": -1})])
+@pytest.mark.parametrize(("rows", "spark"), [(11, {"taken": 11, "records": 9}), (8, {"taken": 8, "records": 9})])
 def test_of_a_downlink_spark_says_what_it_took(tmp_path: Path, rows: int, spark: dict[str, int]) -> None:
     bridge = read(DOWN, tmp_path)
     query = DownlinkQuery(bridge, bridge.downlinks[0])

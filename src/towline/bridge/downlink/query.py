@@ -209,14 +209,9 @@ class DownlinkQuery(LineQuery[Downlink]):
         output was lost with its executor behind a shuffle (`ProgressContext`: the `SQLMetric` ``numOutputRows``).
         """
         metrics = (progress.get("observedMetrics") or {}).get(ROW_METRICS)
-        if metrics is None:
-            return
-        row_count = int(metrics["rows"] or 0)
-        add_spark_counts(
-            self.line.checkpoint,
-            progress["batchId"],
-            lambda sink: {"taken": row_count, "unlike": row_count - sink["records"]},
-        )
+        if metrics is not None:
+            counts = {"taken": int(metrics["rows"] or 0)}
+            add_spark_counts(self.line.checkpoint, progress["batchId"], counts, "records")
 
     def _message_options(self, identity: Identity) -> str:
         """Return the line's mapping as JSON options of `towline.bridge.messages.message_table`."""

@@ -7,7 +7,7 @@ source under its names. Each direction has its own parts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -48,8 +48,8 @@ class LineNotes:
         return Counter({**totals, **{f"spark.{name}": count for name, count in self.spark_counts.items()}})
 
 
-def add_spark_counts(checkpoint: Path, batch: int, compute_counts: Callable[[Counter[str]], Mapping[str, int]]) -> None:
-    """Add Spark's counts of a batch, computed from the sink's; skip a batch that has them, or that the sink lacks.
+def add_spark_counts(checkpoint: Path, batch: int, spark_counts: Mapping[str, int], sink_count: str) -> None:
+    """Add Spark's counts of a batch, and the sink's to compare with; skip one that has them, or that the sink lacks.
 
     Raises:
         JournalError: TL-J20, the notes can't be read; the disk is full or failed.
@@ -57,8 +57,9 @@ def add_spark_counts(checkpoint: Path, batch: int, compute_counts: Callable[[Cou
     logs = Checkpoint(str(checkpoint))
     sink_note, spark_note = SinkNote.read(logs), SinkNote.read(logs, SPARK_NOTE)
     if (totals := sink_note.totals_of(batch)) is not None and all(t.batch < batch for t in spark_note.totals):
-        counts = Counter(compute_counts(totals.counts_since(sink_note.totals_before(batch))))
-        spark_note.with_batch(batch, BatchResult(counts)).write(logs, SPARK_NOTE)
+        sink_counts = totals.counts_since(sink_note.totals_before(batch))
+        result = BatchResult(Counter({**spark_counts, sink_count: sink_counts[sink_count]}))
+        spark_note.with_batch(batch, result).write(logs, SPARK_NOTE)
 
 
 def copy_totals(former_checkpoint: Path, new_checkpoint: Path) -> None:
@@ -324,9 +325,8 @@ def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccoun
 
 def _downlink_disagreements(counts: Counter[str]) -> Iterator[str]:
     """Yield pairs of sources that contradict each other, as text."""
-    if mismatched := counts["spark.unlike"]:
-        spark_rows = counts["spark.taken"]
-        yield f"Spark took {spark_rows:,} records · the writer was given {spark_rows - mismatched:,} of them"
+    if (spark_rows := counts["spark.taken"]) != (writer_rows := counts["spark.records"]):
+        yield f"Spark took {spark_rows:,} records · the writer was given {writer_rows:,} of them"
     sent = counts["records"] - counts["filtered"] - counts["undecided"] - counts["unfit"]
     if sent != counts["sent"]:
         yield f"the writer says {sent:,} messages went to the outbox · the outbox says it has {counts['sent']:,}"

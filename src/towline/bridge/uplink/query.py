@@ -276,8 +276,5 @@ class UplinkQuery(LineQuery[Uplink]):
         late_rows = sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in operators)
         metrics = [operator.get("customMetrics") or {} for operator in operators]
         duplicate_rows = sum(int(values.get(_DUPLICATES_METRIC) or 0) for values in metrics)
-        add_spark_counts(
-            self.line.checkpoint,
-            progress["batchId"],
-            lambda sink: {"deduplicated": duplicate_rows, "late": late_rows, "dropped": sink["dropped"]},
-        )
+        counts = {"deduplicated": duplicate_rows, "late": late_rows}
+        add_spark_counts(self.line.checkpoint, progress["batchId"], counts, "dropped")
