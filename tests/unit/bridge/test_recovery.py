@@ -93,9 +93,9 @@ def on_disk(one: Uplink, seen: Seen) -> Checkpoint:
     return Checkpoint(str(one.checkpoint))
 
 
-def at(offset: int, **more: str) -> dict[str, Any]:
+def at(offset: int, **more: str) -> tuple[JournalPosition, ...]:
     """Where a line begins that has the one gateway."""
-    return {"telemetry": {"journal": "j1", "offset": offset, **more}}
+    return (JournalPosition("telemetry", "j1", offset, **more),)
 
 
 def journal(tip: int = 900, committed: int = 700, name: str = "j1", first: int = 0, **more: Any) -> ServedJournal:
@@ -109,7 +109,7 @@ WELL = journal(position=(700,), committed_position=(700,))
 
 
 def begin(one: Uplink, identity: Identity, here: ServedJournal) -> int:
-    (place,) = identity.start_positions or (None,)
+    (place,) = identity.positions or (None,)
     return initial_offsets(one, identity, {"telemetry": here._replace(position=place)})["telemetry"]
 
 
@@ -254,20 +254,20 @@ def test_a_change_begins_behind_the_last_batch_and_is_taken_back_before_there_wa
     batch(one, 7, 700)
     written(one, **{"towline.topics": '{"t": "id"}'})
     cut = resume(one, KNOWN, Checkpoint(str(one.checkpoint)))
-    assert (cut.sink, cut.generation, cut.places, cut.topic_ids) == ("plant-7.telemetry.2", 2, at(700), {"t": "id"})
+    assert (cut.sink, cut.generation, cut.positions, cut.topic_ids) == ("plant-7.telemetry.2", 2, at(700), {"t": "id"})
     assert (cut.parallelism, cut.guarantee, one.checkpoint.exists()) == (2, "exactly_once", False)
     assert "a changed setting: the line begins a new checkpoint behind the last batch" in capsys.readouterr().err
     back = resume(line(tmp_path), cut, Checkpoint(str(one.checkpoint)))
     assert back == replace(cut, parallelism=1)
     assert begin(one, back, journal(committed=650)) == 700
     reset_line(one)
-    assert (saved(one).places, saved(one).topic_ids) == (at(700), {"t": "id"}), "nothing was carried since"
+    assert (saved(one).positions, saved(one).topic_ids) == (at(700), {"t": "id"}), "nothing was carried since"
 
 
 def test_a_line_that_has_lost_its_checkpoint_begins_where_the_gateway_says(tmp_path: Path) -> None:
     """Not where it began before that checkpoint: what was carried since came twice."""
     one = line(tmp_path, guarantee="at_most_once")
-    replace(KNOWN, generation=2, places=at(700), guarantee="at_most_once").save(one.gateway.state_dir)
+    replace(KNOWN, generation=2, positions=at(700), guarantee="at_most_once").save(one.gateway.state_dir)
     reset_line(one)
     assert begin(one, saved(one), journal(tip=6000, committed=5000)) == 6000
 
@@ -293,7 +293,7 @@ def test_a_batch_begun_with_at_most_once_is_given_up_by_its_successor(tmp_path: 
     batch(one, 7, 700)
     batch(one, 8, 800, done=False)
     logs = Checkpoint(str(one.checkpoint))
-    assert resume(one, replace(KNOWN, guarantee=was), logs).places == at(start)
+    assert resume(one, replace(KNOWN, guarantee=was), logs).positions == at(start)
 
 
 # -- where a line begins, and begins again -----------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def test_where_a_checkpoint_begins_is_known_before_its_first_batch(tmp_path: Pat
     again = replace(fresh, generation=2)
     assert [begin(one, fresh, part) for one in (least, most)] == [700, 700]
     assert [begin(one, again, part) for one in (least, most)] == [700, 900]
-    assert [begin(one, replace(again, places=at(720)), part) for one in (least, most)] == [720, 720]
+    assert [begin(one, replace(again, positions=at(720)), part) for one in (least, most)] == [720, 720]
     assert begin(least, fresh, part._replace(committed_offset=0)) == 650
 
 
@@ -322,7 +322,7 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert not one.checkpoint.exists()
     assert (one.gateway.state_dir / "checkpoint.1" / "offsets").is_dir()
     fresh = saved(one)
-    assert fresh == Identity("telemetry", "plant-7.telemetry.2", 2, places=at(100, incarnation="a1"))
+    assert fresh == Identity("telemetry", "plant-7.telemetry.2", 2, positions=at(100, incarnation="a1"))
     assert begin(one, fresh, journal(300, 90, written_by="a1")) == 100
     assert begin(one, fresh, journal(300, 200, first=150)) == 200
     assert begin(one, fresh, journal(300, 5, "j2")) == 5
@@ -368,8 +368,8 @@ def test_beginning_again_goes_on_where_it_was_killed(
     reset_line(one)
     fresh = saved(one)
     assert fresh.generation == 2
-    assert (fresh.places or {}, fresh.offsets or {}) == (
-        (at(700), {}) if direction == "up" else ({}, {"commands": {"0": 200}})
+    assert (fresh.positions, fresh.offsets or {}) == (
+        (at(700), {}) if direction == "up" else ((), {"commands": {"0": 200}})
     )
     totals = LineNotes.read(one.checkpoint).totals
     assert totals is not None

@@ -90,8 +90,8 @@ class ModelLine:
         self._known(self.name)
 
     def _known(self, query: str) -> None:
-        places = {"plant": {"journal": "j", "offset": self.began}}
-        known = Identity("telemetry", f"s{self.sink}", self.generation, query, places=places)
+        position = JournalPosition("plant", "j", self.began)
+        known = Identity("telemetry", f"s{self.sink}", self.generation, query, positions=(position,))
         known.save(self.line.gateway.state_dir)
 
     def _end_of(self, batch: int) -> int:

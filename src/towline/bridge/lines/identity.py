@@ -42,9 +42,8 @@ class Identity:
     #: Id of the streaming query of its checkpoint, and transactions per batch, when it last ran.
     query: str = ""
     parallelism: int = 0
-    #: Start of an uplink's query without a checkpoint: the ``gateways`` of a source offset (`towline.spark.offsets`);
-    #: empty for the committed offset of each gateway.
-    places: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: Start of an uplink's query without a checkpoint, at each gateway; empty for the committed offset of each.
+    positions: tuple[JournalPosition, ...] = ()
     #: Start of a downlink's query: Kafka offsets by topic and partition, empty for ``starting_offsets``; and the topic
     #: ids by name.
     offsets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -98,11 +97,6 @@ class Identity:
         if new_identity != self:
             new_identity.save(state_dir)
         return new_identity
-
-    @property
-    def start_positions(self) -> tuple[JournalPosition, ...]:
-        """Start positions in the journals of the gateways, parsed from `places`."""
-        return tuple(JournalPosition.parse(name, fields) for name, fields in self.places.items())
 
     @property
     def first_sink(self) -> str:

@@ -229,10 +229,10 @@ def _reset_checkpoint(line: AnyLine, identity: Identity) -> Identity:
     may_repeat = policy(line.guarantee).replays_batches and policy(former_guarantee(line, identity)).replays_batches
     batch = logs.last_committed_batch() if may_repeat else logs.last_planned_batch()
     # Without a batch the start is the former one, which "latest" would miss; of a lost checkpoint it is unknown.
-    start_positions = identity.places if identity.query in ("", logs.query_id) else {}
+    start_positions = identity.positions if identity.query in ("", logs.query_id) else ()
     new_identity = identity.reset(
         sink_ids(line.gateway.state_dir),
-        places={position.gateway: position.to_json() for position in positions_at(logs, batch)} or start_positions,
+        positions=positions_at(logs, batch) or start_positions,
         offsets=logs.kafka_offsets(batch) or identity.offsets,
         topic_ids=saved_topic_ids(logs) or identity.topic_ids,
     )

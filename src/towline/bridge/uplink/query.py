@@ -56,7 +56,7 @@ def query_journals(line: Uplink, access: ClientAccess, identity: Identity) -> di
     """
     checkpoint = Checkpoint(str(line.checkpoint))
     planned_batch = checkpoint.last_planned_batch()
-    initial_positions = identity.start_positions if planned_batch is None else ()
+    initial_positions = identity.positions if planned_batch is None else ()
     planned_positions = initial_positions or positions_at(checkpoint, planned_batch)
     committed = positions_at(checkpoint, checkpoint.last_committed_batch())
 
