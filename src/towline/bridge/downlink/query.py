@@ -205,8 +205,9 @@ class DownlinkQuery(LineQuery[Downlink]):
     def count_spark(self, progress: Mapping[str, Any]) -> None:
         """Count the records that Spark read from Kafka, to compare with the records that the writer received.
 
-        Observed metrics count the rows of one attempt per task (`apply`). ``numInputRows`` counts a task twice whose
-        output was lost with its executor behind a shuffle (`ProgressContext`: the `SQLMetric` ``numOutputRows``).
+        Observed metrics count the rows of one attempt per task (`apply_downlink_sql`). ``numInputRows`` counts a task
+        twice whose output was lost with its executor behind a shuffle (`ProgressContext`: the `SQLMetric`
+        ``numOutputRows``).
         """
         metrics = (progress.get("observedMetrics") or {}).get(ROW_METRICS)
         if metrics is not None:

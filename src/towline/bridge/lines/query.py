@@ -55,7 +55,7 @@ class LineQuery(ABC, Generic[LineT]):
         Raises:
             TowlineError: TL-B22 to TL-B26, they do not; TL-B03, TL-B06, topics of a downlink are missing, recreated, or
                 deleted with unread records; TL-C77; others in Spark's wrapping, which
-                `towline.bridge.runtime.failures.reason` reads.
+                `towline.bridge.runtime.failures.failure_reason` reads.
             pyspark.errors.AnalysisException: The SQL is invalid over the source's columns.
         """
         line, checkpoint = self.line, self._repaired_checkpoint()

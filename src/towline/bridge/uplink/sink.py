@@ -71,7 +71,7 @@ class LineSource(MqttDataSource):
     """Source of an uplink: all slices of a batch for each writer; or the rows of ``mqtt`` with the columns of SQL.
 
     Options beside those of ``mqtt``: ``writers``, number of tasks that write a batch; and to pass rows, ``routes``, of
-    `towline.bridge.routes.to_json`, and ``values``, of `Statements.values` as JSON.
+    `towline.bridge.routes.routes_to_json`, and ``values``, of `RouteSql.value_columns` as JSON.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -84,7 +84,7 @@ class LineSource(MqttDataSource):
         return SOURCE_FORMAT
 
     def schema(self) -> str:
-        """Return the one column of slices; or the columns of the ``mqtt`` source and of `RouteTable.routed`."""
+        """Return the one column of slices; or the columns of the ``mqtt`` source and of `RouteTable.add_routes`."""
         if _ROUTES not in self._line_options:
             return f"{SLICE_COLUMN} string"
         names = json.loads(self._line_options[_VALUES])
@@ -172,9 +172,9 @@ _UNWRITTEN_COUNTS: Final = ("filtered", "undecided", "unrouted")
 class RecordSink(KafkaTransactional):
     """Sink that makes records of messages, and writes them as ``kafka_transactional`` does.
 
-    Options beside those: ``routes``, of `towline.bridge.routes.to_json`; ``letters``: the dead-letter topic under any
-    guarantee, "" for none; ``dedupes``: whether Spark drops duplicates; ``empty``: the batch that is replayed empty
-    after a crash, "" for none.
+    Options beside those: ``routes``, of `towline.bridge.routes.routes_to_json`; ``letters``: the dead-letter topic
+    under any guarantee, "" for none; ``dedupes``: whether Spark drops duplicates; ``empty``: the batch that is replayed
+    empty after a crash, "" for none.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
