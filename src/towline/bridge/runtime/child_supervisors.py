@@ -28,7 +28,7 @@ from towline.bridge.lines import statuses
 from towline.bridge.lines.account import LineNotes
 from towline.bridge.lines.identity import Identity, configured_client_ids, is_drained
 from towline.bridge.lines.recovery import journal_refusal, marker_store, start_refusal
-from towline.bridge.runtime.failures import MAX_TEXT_CHARS, NO_JVM
+from towline.bridge.runtime.failures import MAX_TEXT_CHARS
 from towline.bridge.runtime.session import create_scratch_dir, driver_environment
 from towline.bridge.runtime.state import HELD, PAUSED, PAUSED_FILE, STOPPED, BridgeState, LineView, read_notes
 from towline.checkpoint import Checkpoint
@@ -41,7 +41,6 @@ from towline.errors import (
     JournalLocked,
     KafkaError,
     SessionUnknown,
-    SetupError,
     TowlineError,
     is_permanent,
 )
@@ -50,7 +49,6 @@ from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import ensure_running
 from towline.kafka.markers import ANY_QUERY
 from towline.mqtt.reasons import KEEP_SESSIONS_ADVICE
-from towline.spark.java import check_java
 from towline.spark.link import GatewayAddress
 from towline.spark.session import is_cluster
 from towline.text import error_text, printable
@@ -451,11 +449,6 @@ class DriverSupervisor(ChildSupervisor):
                 has_reported = True
             exit_code = process.wait()
         shutil.rmtree(directory, ignore_errors=True)  # a dying JVM may still write: the next start removes the rest
-        if NO_JVM in self._last_report:
-            try:  # a retry does not help against an old Java
-                check_java()
-            except SetupError as error:
-                self.fatal_error = error
         if self.is_active:
             exit_text = f"was ended by signal {-exit_code}" if exit_code < 0 else f"ended with code {exit_code}"
             log_text = "" if has_reported else self._last_log_line(log_start)

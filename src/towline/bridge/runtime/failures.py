@@ -12,9 +12,6 @@ from typing import NamedTuple
 
 from towline.errors import TowlineError, is_permanent
 
-#: Text for `pyspark` without a JVM behind the process that it started.
-NO_JVM = "Spark's JVM ended before it was ready"
-
 #: The code is the last one of its line: a name from a device may contain another, which must not count [I13].
 _TOWLINE_ERROR = re.compile(r"towline\.errors\.\w+: ([^\n]*\[(TL-[A-Z]\d+)\])")
 #: Error of ``raise_error`` in the line's SQL: a whole line, unlike its text in the query plan.
@@ -98,7 +95,7 @@ def _foreign_failure(class_name: str, text: str, summary: str) -> tuple[str, str
     first_line = next((line for line in lines if not _LINE_WITHOUT_TEXT.fullmatch(line)), (*lines, class_name)[0])
     detail = f"{error[1]} {cause or error[2]}" if error else cause or first_line
     if error and error[1] == "JAVA_GATEWAY_EXITED":
-        detail = NO_JVM
+        detail = "Spark's JVM ended before it was ready"
     return "TL-B01", f"{summary}: {_shorten(detail)}", "See the driver's log.", False
 
 
