@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from annotated_types import Ge, Le
 
-from towline.errors import ConfigError, GatewayUnreachable, TowlineError
+from towline.errors import ConfigError, GatewayUnreachable
 from towline.gateway.access import DEFAULT_TICKET_S, ClientAccess, is_remote, parse_gateways
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import ensure_running, find_running
@@ -96,13 +96,8 @@ class GatewayAddress:
         if not self.settings or self.owner is None or not self.owner.is_running():
             return self.attach()
         from towline.gateway.settings import GatewaySettings  # noqa: PLC0415 - workers need no pydantic
-        from towline.spark.options import with_option_names  # noqa: PLC0415 - see above
 
-        try:
-            return ensure_running(GatewaySettings.model_validate_json(self.settings), owner_pid=self.owner.pid)
-        except TowlineError as error:
-            error.problem, error.remedy = with_option_names(error.problem), with_option_names(error.remedy)
-            raise
+        return ensure_running(GatewaySettings.model_validate_json(self.settings), owner_pid=self.owner.pid)
 
     def rows(self, journal: str, start: int, end: int, incarnation: str = "") -> Iterator[pa.RecordBatch]:
         """Read a range of rows; if the gateway ends meanwhile, restart or await it and read the rest [I4].

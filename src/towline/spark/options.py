@@ -159,13 +159,13 @@ def _gateway_settings(
     except ValidationError as error:
         for issue in error.errors(include_url=False):
             setting = tuple(part for part in issue["loc"] if isinstance(part, str))
-            message = with_option_names(requirement(issue))[:200]
+            message = _with_option_names(requirement(issue))[:200]
             option = next((option for option in options if setting[: len(option.path)] == option.path), None)
             errors.append(values.error(option.name, message) if option else ConfigError("TL-C12", _FORMAT, message))
     ConfigErrors.raise_any(errors)
     # A failover to a broker without the session would lose or duplicate messages.
     if settings.connection.several_sessions and (settings.guarantee is Guarantee.EXACTLY_ONCE or publish_qos == 2):
-        raise _option_error("TL-C90", "broker", *map(with_option_names, sharing_problem(len(settings.brokers))))
+        raise _option_error("TL-C90", "broker", *map(_with_option_names, sharing_problem(len(settings.brokers))))
     return settings
 
 
@@ -177,7 +177,7 @@ _OPTION_NAMES: Final = {
 _SETTING_NAME: Final = re.compile(r"(?<![\w/.-])(?:tls\.|journal\.)?([a-z]+(?:_[a-z]+)+)(?![\w/-]|\.\w)")
 
 
-def with_option_names(message: str) -> str:
+def _with_option_names(message: str) -> str:
     """Replace a gateway's setting names in a message by their options: ``session_expiry_s`` by ``sessionExpiry``."""
     return _SETTING_NAME.sub(lambda match: _OPTION_NAMES.get(match[1], match[0]), message)
 

@@ -263,12 +263,9 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         report = self._planner.report() if self._planner else None
         if report is None:
             return None
-        if error_text := report.get("last_error"):
-            from towline.spark.options import with_option_names  # noqa: PLC0415 - workers need no pydantic
-
-            report["last_error"] = error_text = with_option_names(str(error_text))
-            if not self._error_logged and "away_since" not in report:  # logged when the outage began
-                _LOG.warning(error_text)
+        error_text = report.get("last_error")
+        if error_text and not self._error_logged and "away_since" not in report:  # logged when the outage began
+            _LOG.warning(error_text)
         self._error_logged = bool(error_text)
         if self._plan.address.settings and not self._queue_warning_logged and (queue_warning := _queue_warning(report)):
             self._queue_warning_logged = True
