@@ -36,7 +36,7 @@ REQUIRED_VERSIONS: Final[Mapping[str, str]] = {"pyarrow": "20", "confluent-kafka
 _TOWLINE: Final = "towline"
 
 #: Longest wait for the first executor to register, and for each further one, in seconds.
-FIRST_EXECUTOR_S: Final = 60.0
+_FIRST_EXECUTOR_S: Final = 60.0
 _FURTHER_EXECUTOR_S: Final = 2.0
 _POLL_S: Final = 0.1
 #: Checks at a time; each is a job, so that a failing executor does not affect the check of another.
@@ -57,7 +57,6 @@ def check_executors(
     *,
     shared_directories: Iterable[Path] = (),
     files: Iterable[str] = (),
-    timeout_s: float = FIRST_EXECUTOR_S,
 ) -> int:
     """Check that each executor of a cluster meets Towline's requirements; with a local master there is none.
 
@@ -65,7 +64,6 @@ def check_executors(
         spark: The session. A Connect session is not checked: its executors belong to its server.
         shared_directories: Directories that each executor must read and write as the driver does: a query's state.
         files: Files that each executor must be able to read: secrets, certificates.
-        timeout_s: Seconds to wait for the first executor.
 
     Returns:
         Number of executors checked by this call; an executor that passed is not checked again.
@@ -80,7 +78,7 @@ def check_executors(
     required_versions = {_TOWLINE: version(), **REQUIRED_VERSIONS}
     with _probe_files(shared_directories) as probe_files, ThreadPoolExecutor(_PARALLEL_CHECKS) as pool:
         check = partial(missing_requirements, required_versions, probe_files, tuple(files))
-        registered = _await_executors(context, timeout_s)
+        registered = _await_executors(context)
         executors = (executor for executor in registered if executor[0] not in checked_ids)
         answers = {executor: pool.submit(_check_executor, context, *executor, check) for executor in executors}
         problems = list(filter(None, (answer.result() for answer in answers.values())))
@@ -120,9 +118,9 @@ def _probe_files(directories: Iterable[Path]) -> Iterator[tuple[str, ...]]:
             probe_file.unlink(missing_ok=True)
 
 
-def _await_executors(context: Any, timeout_s: float) -> Iterator[tuple[str, str]]:
+def _await_executors(context: Any) -> Iterator[tuple[str, str]]:
     """Yield id and ``HOST:PORT`` of executors as they register, until none comes for `_FURTHER_EXECUTOR_S`."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _FIRST_EXECUTOR_S
     executor_ids: set[str] = set()
     while True:
         for executor_id, address in _live_executors(context):
@@ -133,7 +131,7 @@ def _await_executors(context: Any, timeout_s: float) -> Iterator[tuple[str, str]
         if time.monotonic() >= deadline:
             if executor_ids:
                 return
-            problem = f"no executor registered within {timeout_s:.0f} s"
+            problem = f"no executor registered within {_FIRST_EXECUTOR_S:.0f} s"
             remedy = (
                 "Check in its web UI that a worker has the requested memory and cores, and that it reaches the driver "
                 f"at {context.getConf().get('spark.driver.host', 'its address')}."
