@@ -502,15 +502,9 @@ class BatchPlanner:
                     results[gateway] = result
             except TowlineError as error:
                 errors.append(error)
-        outages = [(gateway.display_name, gateway.outage.error) for gateway in self.gateways if gateway.outage]
-        refusals = [(name, error) for name, error in outages if is_refusal(error)]
-        if len(refusals) == len(self.gateways):  # only a person can change that
-            (_, first_error), *other_refusals = refusals
-            reasons = "; ".join(f"{name}: {error.problem}" for name, error in refusals)
-            problem = f"all gateways of the list refuse this query ({reasons})"
-            if other_refusals:
-                raise GatewayError(first_error.code, GATEWAYS_OPTION, problem, first_error.remedy)
-            raise first_error
+        outages = [gateway.outage.error for gateway in self.gateways if gateway.outage]
+        if len(outages) == len(self.gateways) and all(map(is_refusal, outages)):  # only a person can change that
+            raise outages[0]
         if errors:
             raise errors[0]
         return results
@@ -528,12 +522,11 @@ class BatchPlanner:
         if not self._plan.gateways:
             report = next(iter(reports.values()), {})
             return report if report.keys() - {"tip", "queued"} else None
-        unavailable = [name for name, report in reports.items() if "away_since" in report]
-        available = [report for name, report in reports.items() if name not in unavailable]  # an outage was logged
+        available = [report for report in reports.values() if "away_since" not in report]  # an outage was logged
         errors = [report["last_error"] for report in available if "last_error" in report]
         totals = {key: sum(report[key] for report in reports.values()) for key in ("tip", "queued")}
         last_error = {"last_error": errors[0]} if errors else {}
-        return {**totals, **last_error, "away": sorted(unavailable), "gateways": dict(sorted(reports.items()))}
+        return {**totals, **last_error, "gateways": dict(sorted(reports.items()))}
 
     def _removed_names(self, offset: SourceOffset, listed_positions: Iterable[object]) -> list[str]:
         """Return the gateways to remove from the checkpoint; raises TL-G51 for one that the options do not name."""
