@@ -179,12 +179,9 @@ class SourceGateway:
         """Record an outage, and log its start."""
         previous, is_refused = self.outage, is_refusal(error)
         if previous is None or is_refusal(previous.error) is not is_refused:
-            state, code, remedy = "is unavailable", "TL-G54", ""
-            if is_refused:
-                state, code, remedy = "refuses this query", error.code, f". {error.remedy}"
-            others = ", other gateways go on" if len(self._plan.gateways) > 1 else ""
-            message = "gateway %s %s: %s; its messages wait there%s%s   [%s]"
-            _LOG.warning(message, self.display_name, state, error.problem, others, remedy, code)
+            state, code = ("refuses this query", error.code) if is_refused else ("is unavailable", "TL-G54")
+            message = "gateway %s %s: %s; its messages wait there. %s   [%s]"
+            _LOG.warning(message, self.display_name, state, error.problem, error.remedy, code)
         started_at = previous.started_at if previous else time.time()
         self.outage = GatewayOutage(
             error, started_at, time.monotonic() + (_REFUSED_RETRY_S if is_refused else _RETRY_S)

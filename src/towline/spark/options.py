@@ -222,19 +222,16 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
         problem = "it follows the query's watermark, which is unknown without checkpointLocation"
         remedy = "Give checkpointLocation, the same as the writer's, on a file system of this machine."
         raise _option_error("TL-C23", "eventTime", problem, remedy)
-    _check_offsets(values, plan)
+    _check_offsets(plan)
     return plan
 
 
-def _check_offsets(values: OptionValues, plan: ReadPlan) -> None:
+def _check_offsets(plan: ReadPlan) -> None:
     """Check that offsets name gateways if there are several: an offset belongs to one journal."""
     for name, value in {"startingOffset": plan.start_offset, "endingOffset": plan.end_offset}.items():
-        if plan.gateways and isinstance(value, int) and name in values:
-            remedy = 'Give one for each gateway by its name: {"g1": 4711}.'
+        if isinstance(value, int if plan.gateways else Mapping):
+            remedy = 'Give one for each gateway by its name, {"g1": 4711}; without the option gateways a number.'
             raise _option_error("TL-C23", name, "an offset belongs to a single journal", remedy)
-        if not plan.gateways and isinstance(value, Mapping):
-            remedy = "Give it without a name, or the option gateways."
-            raise _option_error("TL-C23", name, "it names gateways, and the source has only one", remedy)
     if plan.removed_gateways and not plan.gateways:
         problem = "it has no effect without the option gateways"
         raise _option_error("TL-C23", "removedGateways", problem, "Leave it out.")

@@ -205,7 +205,10 @@ def test_the_one_gateway_of_a_source_is_away_as_one_of_several_is(
         assert table(stream, at, end).num_rows == 5
         assert "away_since" not in report()
     told = [one.getMessage() for one in caplog.records if one.name == "towline.spark"]
-    assert [text.endswith("; its messages wait there   [TL-G54]") for text in told] == [True, False]
+    assert ["; its messages wait there. Is it running?" in text and text.endswith("[TL-G54]") for text in told] == [
+        True,
+        False,
+    ]
     assert "is available again" in told[1]
 
 
