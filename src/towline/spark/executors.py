@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import RDD, cloudpickle
@@ -76,7 +76,9 @@ def check_executors(
         return 0
     checked_ids = _checked_executors.setdefault(context.applicationId, set())
     required_versions = {_TOWLINE: version(), **REQUIRED_VERSIONS}
-    with _probe_files(shared_directories) as probe_files, ThreadPoolExecutor(_PARALLEL_CHECKS) as pool:
+    with ExitStack() as stack, ThreadPoolExecutor(_PARALLEL_CHECKS) as pool:
+        create_file = partial(NamedTemporaryFile, prefix=".towline-")
+        probe_files = tuple(stack.enter_context(create_file(dir=directory)).name for directory in shared_directories)
         check = partial(missing_requirements, required_versions, probe_files, tuple(files))
         registered = _await_executors(context)
         executors = (executor for executor in registered if executor[0] not in checked_ids)
@@ -103,19 +105,6 @@ def failure_reason(error: str) -> str:
 
 
 # -- asking --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _probe_files(directories: Iterable[Path]) -> Iterator[tuple[str, ...]]:
-    """Create a uniquely named probe file in each shared directory, and remove it afterwards."""
-    probe_files = [directory / f".towline-{secrets.token_hex(16)}" for directory in directories]
-    try:
-        for probe_file in probe_files:
-            probe_file.touch(0o600)
-        yield tuple(map(str, probe_files))
-    finally:
-        for probe_file in probe_files:
-            probe_file.unlink(missing_ok=True)
 
 
 def _await_executors(context: Any) -> Iterator[tuple[str, str]]:
