@@ -56,13 +56,11 @@ class BatchOrigin:
     """Data about the batch that the driver passes to the tasks.
 
     Attributes:
-        job_id: Id of a batch query, the same for all attempts of its tasks; None for a stream.
         newest_batch: Newest batch in the checkpoint's offset log; None where the checkpoint is not local.
         hashes: SHA-256 of the offset log's entries, of that batch and the one before it, by batch.
         rate: Throughput of the batch before, in bytes/s, 0 if that failed; None where unknown.
     """
 
-    job_id: str | None = None
     newest_batch: int | None = None
     hashes: Mapping[int, str] = field(default_factory=dict)
     rate: float | None = None
@@ -237,19 +235,18 @@ class ExactlyOnce(Delivery):
                 environment; TL-K28 Kafka is too slow; TL-K29 it refuses records of too many kinds.
             ConfigError: A secret can't be read here.
         """
+        assert task.batch is not None, "without a batch id nothing could be skipped"
         newest = self.origin.newest_batch
-        if task.batch is not None and newest is not None and newest != task.batch:
+        if newest is not None and newest != task.batch:
             problem = f"Spark runs batch {task.batch}, but the newest batch in the checkpoint's offset log is {newest}"
             remedy = "Two queries on one checkpoint? Asynchronous progress tracking is not exactly once: switch it off."
             raise KafkaError("TL-K24", FORMAT, problem, remedy)
-        store = MarkerStore(self.settings, self.settings.sink_id or task.query or self.origin.job_id or FORMAT)
-        if task.partition >= self.settings.parallelism and task.batch is not None:
+        store = MarkerStore(self.settings, self.settings.sink_id or task.query or FORMAT)
+        if task.partition >= self.settings.parallelism:
             raise self._refuse_task(task, store)
-        # The job id of a batch query separates two queries of one sink, and lets attempts of a task fence each other.
-        sink_name = f"{store.sink_id}.{self.origin.job_id}" if task.batch is None else store.sink_id
         # Without the topics' limits, which are unknown before the rows are read.
         sizing = RecordCheck(self.settings, self.columns, "").batch_settings(self.origin.rate)
-        transactional_id = self.settings.transactional_id(sink_name, task.partition)
+        transactional_id = self.settings.transactional_id(store.sink_id, task.partition)
         starting = producers.StartingProducer(self.settings, transactional_id, sizing)
         with closing(starting), Spool(MEMORY_BYTES) as spool:
             spool.fill(batches)
@@ -323,12 +320,9 @@ class _BatchWriter:
         if self.learner.refusal is not None:
             self._probe_refusal(self._check_records())
         check, task = self._check_records(), self.task
-        if task.batch is not None:
-            self.store.ensure_topic()
+        self.store.ensure_topic()
         producer = self._take_producer(check)
         try:
-            if task.batch is None:  # a batch query: nothing can be skipped
-                return self._write(producer, check, None)
             marker = self.store.read_marker(task.partition)
             verdict = compare_marker(marker, task, self.sink.settings.parallelism, self.sink.origin.hashes)
             if verdict is MarkerVerdict.WRITE:
@@ -405,10 +399,9 @@ class _BatchWriter:
 
     def _write(self, producer: TransactionalProducer, check: RecordCheck, previous: Marker | None) -> DeliveryResult:
         rows = size = 0
-        task, hashes, step = self.task, self.sink.origin.hashes, None
+        task, settings, hashes, number = self.task, self.sink.settings, self.sink.origin.hashes, self.task.batch or 0
         # A replay is compared with the checksum; it is computed before the transaction is open.
-        needs_checksum = task.batch is not None and self.sink.settings.verifies(same_offsets=task.batch in hashes)
-        crc = self.spool.crc() if needs_checksum else None
+        crc = self.spool.crc() if settings.verifies(same_offsets=number in hashes) else None
         started_at = time.perf_counter()
         producer.begin()
         for batch in self.spool:
@@ -416,12 +409,11 @@ class _BatchWriter:
             producer.write(batch_rows)
             rows, size = rows + batch_rows.size, size + batch_rows.bytes
         dead_letters = check.dead_letters
-        if task.batch is not None:
-            parallelism, writer = self.sink.settings.parallelism, task.query or ANY_QUERY
-            marker = Marker(task.batch, parallelism, rows, crc, writer, hashes.get(task.batch), dead_letters)
-            marker = marker.with_totals_after(previous)
-            producer.write_marker(self.store.topic, task.partition, self.store.key(task.partition), marker)
-            step = marker.step(has_previous=previous is not None and previous.writer != ANY_QUERY)
+        writer = task.query or ANY_QUERY
+        marker = Marker(number, settings.parallelism, rows, crc, writer, hashes.get(number), dead_letters)
+        marker = marker.with_totals_after(previous)
+        producer.write_marker(self.store.topic, task.partition, self.store.key(task.partition), marker)
+        step = marker.step(has_previous=previous is not None and previous.writer != ANY_QUERY)
         producer.commit()
         seconds = time.perf_counter() - started_at
         return DeliveryResult(rows - dead_letters, size, dead_lettered=dead_letters, seconds=seconds, marker_step=step)

@@ -43,7 +43,7 @@ from towline.sinks import Task, check_append, column_types, with_lower_case_name
 from towline.spark.batch_sizing import WriteThroughput
 from towline.spark.session import check_pyspark
 from towline.spark.sink_note import BatchResult, SinkNote, read_throughput
-from towline.spark.tasks import BATCH_ID, SPECULATION, SinkWriter, TaskResult, freeze_gc, task_property
+from towline.spark.tasks import SPECULATION, SinkWriter, TaskResult, freeze_gc, task_property
 from towline.text import printable
 
 if TYPE_CHECKING:
@@ -191,12 +191,19 @@ class KafkaTransactional(DataSource):
 
         Raises:
             ConfigError: TL-C49 for mode("overwrite"): Kafka can only append.
+            KafkaError: TL-K80, exactly once without batchId: Spark runs a query, its batch or a task again, and only a
+                marker of the batch tells.
             TowlineError: With batchId, as `streamWriter`.
         """
         check_append(FORMAT, overwrite=overwrite)
         if self._settings.batch is not None:
             return self.streamWriter(schema, overwrite)
-        return BatchWriter(self._delivery(schema, BatchOrigin(job_id=uuid.uuid4().hex)))
+        delivery = self._delivery(schema, BatchOrigin())
+        if isinstance(delivery, ExactlyOnce):
+            problem = "without a batch id the rows are duplicated when the write, or one of its tasks, is repeated"
+            remedy = 'Add option("batchId", NUMBER) and option("sinkId", NAME), or choose guarantee at_least_once.'
+            raise KafkaError("TL-K80", FORMAT, problem, remedy)
+        return BatchWriter(delivery)
 
     def _stream_writer(self, delivery: Delivery, checkpoint_location: str) -> StreamWriter:
         return StreamWriter(delivery, checkpoint_location)
@@ -258,7 +265,7 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
         return self._deliver_task(task, batches)
 
     def _deliver_task(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaTaskResult:
-        if isinstance(self._delivery, ExactlyOnce) and task.batch is not None and task_property(SPECULATION) == "true":
+        if isinstance(self._delivery, ExactlyOnce) and task_property(SPECULATION) == "true":
             problem = "spark.speculation is on: two attempts of a task would write concurrently"
             raise KafkaError("TL-K25", FORMAT, problem, "Set spark.speculation=false for this application.")
         input_rows = 0
@@ -365,18 +372,9 @@ class FailingWriter(StreamWriter):
 
 
 class BatchWriter(StreamWriter):
-    """Writer of a batch query's result.
-
-    exactly_once: one transaction for each partition, and a newer attempt of a task fences the older. A batch query has
-    no batch id, so there is no marker: a repeated query writes its rows again, and foreachBatch is refused (TL-K80).
-    at_least_once: a repeated task writes its rows again, too.
-    """
+    """Writer of a batch query's result: a query or a task that is repeated writes its rows again."""
 
     def _task(self) -> Task:
-        if isinstance(self._delivery, ExactlyOnce) and (batch := task_property(BATCH_ID)):
-            problem = f"batch {batch} of a stream is written in foreachBatch without its id: a repeat is duplicated"
-            remedy = 'Add option("batchId", batch_id) and option("sinkId", NAME), or choose guarantee at_least_once.'
-            raise KafkaError("TL-K80", FORMAT, problem, remedy)
         return self._batch_task()
 
     def _record_batch(self, answers: Sequence[KafkaTaskResult], batch: int | None) -> None:

@@ -225,15 +225,6 @@ def test_dead_letters_are_counted_in_the_marker(memory: MemoryKafka) -> None:
     assert len(memory.committed("dlq")) > 1, "in parts"
 
 
-def test_a_batch_query_has_no_marker_and_a_transactional_id_of_its_own(memory: MemoryKafka) -> None:
-    one = sink(BatchOrigin(job_id="j7"), parallelism="2")
-    done = one.deliver(Task(3), numbers(1, 2))
-    assert (done.rows, done.marker_step) == (2, None)
-    assert [producer.id for producer in memory.producers] == ["towline.s.j7.3"]
-    assert MARKERS not in memory.topics
-    assert memory.committed("t") == [b"1", b"2"]
-
-
 def test_a_checkpoint_that_is_further_than_the_batch_is_another_querys(memory: MemoryKafka) -> None:
     with pytest.raises(KafkaError, match=r"runs batch 3, but the newest batch .* is 4.*TL-K24"):
         write(sink(BatchOrigin(newest_batch=4)), 3, 1)

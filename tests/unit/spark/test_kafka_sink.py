@@ -92,6 +92,11 @@ def test_without_a_task_nothing_is_written() -> None:
     assert caught.value.code == "TL-K08"
 
 
+def test_a_write_without_a_batch_id_is_not_exactly_once() -> None:
+    with pytest.raises(KafkaError, match=r'option\("batchId", NUMBER\).*at_least_once.*TL-K80'):
+        KafkaTransactional({**OPTIONS, "guarantee": "exactly_once"}).writer(SCHEMA, overwrite=False)
+
+
 def test_what_travels_to_the_tasks_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
     sink = KafkaTransactional({**OPTIONS, "kafka.sasl.password": "${KAFKA_PASSWORD}"})
