@@ -91,6 +91,7 @@ MISTAKES = [
     ("k1:9092", "${KAFKA}", "bridge.toml:8  [kafka]: the environment variable KAFKA is not set. Set it, or write $${KAFKA} for the text itself.   [TL-C04]"),
     ("k1:9092", "k1", 'bridge.toml:8  [kafka]: "k1" in "bootstrap_servers" is not HOST:PORT. Name one or more HOST:PORT, with commas between.   [TL-C42]'),
     ('"k1:9092"', '"k1:9092"\nsettings = { acks = "0" }', 'bridge.toml:9  [kafka]: "acks" is set by Towline. Remove it.   [TL-C68]'),
+    ('"k1:9092"', '"k1:9092"\nsettings = { "transaction.timeout.ms" = "90000" }', 'bridge.toml:9  [kafka]: "transaction.timeout.ms" is set by Towline. Remove it.   [TL-C68]'),
     ('"k1:9092"', '"k1:9092"\nsettings = { "sasl.password" = "hunter2" }', 'bridge.toml:9  [kafka]: "sasl.password" would put a secret into this file. Use password_file or key_password_file, or write ${NAME}.   [TL-C16]'),
     ('"k1:9092"', '"k1:9092"\nsettings = { "lingerr.ms" = 1 }', 'bridge.toml:9  [kafka]: unknown "lingerr.ms". Did you mean "linger.ms"?   [TL-C01]'),
     (ROUTE, ROUTE + 'from_ = "x"\n', 'bridge.toml:16  uplink "telemetry" route 1: unknown key "from_". Did you mean "from"?   [TL-C01]'),
