@@ -43,7 +43,6 @@ class Policy:
         publish_qos_choices: Accepted QoS of messages that a downlink publishes; the first is the default.
         spark_settings: Spark settings with their required values.
         kafka_settings: librdkafka settings that make the guarantee.
-        kafka_accepted_values: Values of these settings that a user may write.
         kafka_timeout_s: Default delivery timeout of a record, in seconds.
         loss_text: Possible loss in words; "no" if none.
         duplicates_text: Possible duplicates in words; "no" if none.
@@ -58,7 +57,6 @@ class Policy:
     publish_qos_choices: tuple[int, ...]
     spark_settings: Mapping[str, str]
     kafka_settings: Mapping[str, str]
-    kafka_accepted_values: Mapping[str, frozenset[str]]
     kafka_timeout_s: float = 60.0
     loss_text: str
     duplicates_text: str
@@ -82,14 +80,6 @@ _SINGLE_STAGE_ATTEMPT: Final = MappingProxyType(
 
 #: Idempotent, acknowledged by all in-sync replicas, sent again until the delivery timeout.
 _ACKS_ALL: Final = MappingProxyType({"acks": "all", "enable.idempotence": "true"})
-#: max.in.flight at most 5 is what idempotence allows (KIP-98, librdkafka).
-_IDEMPOTENT_VALUES: Final = MappingProxyType(
-    {
-        "acks": frozenset({"all", "-1"}),
-        "enable.idempotence": frozenset({"true"}),
-        "max.in.flight": frozenset("12345"),
-    }
-)
 #: Nobody answers and nothing is sent twice, so nothing can double.
 _ACKS_NONE: Final = MappingProxyType({"acks": "0", "enable.idempotence": "false", "retries": "0"})
 
@@ -104,7 +94,6 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             publish_qos_choices=(0,),
             spark_settings=_SINGLE_STAGE_ATTEMPT,
             kafka_settings=_ACKS_NONE,
-            kafka_accepted_values=MappingProxyType({name: frozenset({value}) for name, value in _ACKS_NONE.items()}),
             kafka_timeout_s=5.0,
             loss_text="yes: what is on the way when a process or a broker fails",
             duplicates_text="no",
@@ -118,7 +107,6 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             publish_qos_choices=(1, 2),
             spark_settings=MappingProxyType({}),
             kafka_settings=_ACKS_ALL,
-            kafka_accepted_values=_IDEMPOTENT_VALUES,
             loss_text="no, from the broker's hand-over on, as long as the state directory is kept",
             duplicates_text="yes: after a crash or a retry, and what a publisher sends again",
         ),
@@ -134,7 +122,6 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             # ``reconnect.backoff.ms`` and `list_topics` first save 500 ms when the transaction's coordinator is looked
             # up (measured, librdkafka 2.16).
             kafka_settings=MappingProxyType({**_ACKS_ALL, "reconnect.backoff.ms": "0"}),
-            kafka_accepted_values=_IDEMPOTENT_VALUES,
             loss_text="no, from the broker's hand-over on, as long as the state directory is kept",
             duplicates_text="no, for a consumer with isolation.level=read_committed",
         ),

@@ -32,7 +32,6 @@ _QUEUE_KBYTES: Final = "queue.buffering.max.kbytes"
 ALIASES: Final[Mapping[str, str]] = {
     "request.required.acks": "acks",
     "message.send.max.retries": "retries",
-    "max.in.flight.requests.per.connection": "max.in.flight",
     "delivery.timeout.ms": "message.timeout.ms",
 }
 
@@ -190,17 +189,19 @@ def _check_guarantee(guarantee: Guarantee, parsed_options: OptionValues, client_
         if option.name in parsed_options and option.path[0] in unusable_fields:
             problem = f'option "{option.name}" has no effect with guarantee {guarantee}'
             raise _contradiction(problem, "Leave it out, or choose another guarantee.")
-    accepts = policy(guarantee).kafka_accepted_values
+    required = policy(guarantee).kafka_settings
     for name, value in client_options.items():
         setting, text = ALIASES.get(name, name), value.strip().lower()
-        problem, remedy = f"= {value} contradicts guarantee {guarantee}", "Leave it out."
         if setting == "transactional.id":
-            problem = "can not be set, the guarantee decides about transactions"
+            problem, remedy = "can not be set, the guarantee decides about transactions", "Leave it out."
         elif setting in {"message.timeout.ms", "transaction.timeout.ms"}:
             problem, remedy = "is set by deliveryTimeout", "Use deliveryTimeout, in seconds."
-        elif text not in accepts.get(setting, {text}):
-            remedy = f"It needs {' or '.join(sorted(accepts[setting]))}: leave the option out."
-        elif not (setting == "retries" and text == "0" and guarantee != Guarantee.AT_MOST_ONCE):
+        elif setting in _GUARANTEED and text != required.get(setting, text):
+            problem, remedy = (
+                f"= {value} contradicts guarantee {guarantee}",
+                f"It needs {required[setting]}: leave it out.",
+            )
+        else:
             continue
         raise _contradiction(f'option "kafka.{name}" {problem}', remedy)
 
@@ -215,6 +216,8 @@ def _sink_id(parsed_options: OptionValues) -> str | None:
     return f"{name}.{parsed_options.value('topic')}" if "topic" in parsed_options else name
 
 
+#: Client settings of the guarantee; of others that contradict idempotence librdkafka itself says so (TL-C45).
+_GUARANTEED: Final = frozenset({"acks", "enable.idempotence", "retries"})
 #: Options without effect without transactions.
 _EXACTLY_ONCE_FIELDS: Final = frozenset({"batch", "parallelism", "prefix", "verify"})
 #: The options of the sink, beside those of Spark's Kafka sink.

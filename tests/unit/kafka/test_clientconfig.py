@@ -28,6 +28,7 @@ PROVIDED = {PROVIDER: "no_such_module:token"}
         ({"linger.ms": "soon"}, "TL-C45", '"kafka.linger.ms" = soon'),
         ({"acks": "7000"}, "TL-C45", '"kafka.acks" = 7000'),
         ({"enable.idempotence": "true", "max.in.flight": "9"}, "TL-C45", "max.in.flight"),
+        ({"enable.idempotence": "true", "message.send.max.retries": "0"}, "TL-C45", "retries"),
         ({"sasl.password": "x${NAME}"}, "TL-C44", "${NAME}"),  # it is still plain text
         (BEARER, "TL-C180", "needs exactly one source of tokens"),
         ({"sasl.mechanism": "PLAIN", **PROVIDED}, "TL-C180", "no other mechanism has one"),
