@@ -82,7 +82,7 @@ class KafkaProducer:
         # Without a cycle, which the collector could find in the client's own thread while that asks for a token, and
         # librdkafka ends the process that destroys a client there.
         config = {**extra, **PRODUCER_CONFIG, "on_delivery": on_delivery, "error_cb": self.last_error.on_error}
-        self._producer = connect(Producer, settings.client, config, FORMAT)
+        self._producer: Any = connect(Producer, settings.client, config, FORMAT)
 
     def reset(self) -> None:
         """Clear the delivery reports of an earlier task."""
@@ -154,7 +154,8 @@ class KafkaProducer:
         while time.monotonic() < deadline and not self.failure_count:
             self._producer.poll(_QUEUE_WAIT_S)
             with contextlib.suppress(BufferError):
-                return self._producer.produce(*record)
+                self._producer.produce(*record)
+                return
         raise QueueStuck("Kafka takes records too slowly, or not at all")
 
     def _client_refusal(self, record: Record, error: BaseException) -> Exception:
@@ -187,10 +188,12 @@ class KafkaProducer:
         return pending_count
 
     def close(self) -> None:
-        """Drop queued records and close the connection; waits 0.1 s at most."""
-        with contextlib.suppress(*faults.CLIENT_ERRORS):  # it may have failed before
-            self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-            self._producer.flush(0.1)
+        """Drop queued records and destroy the client, here and not where the collector runs; waits 0.1 s at most."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with contextlib.suppress(*faults.CLIENT_ERRORS):  # it may have failed before
+                producer.purge(in_queue=True, in_flight=True, blocking=False)
+                producer.flush(0.1)
 
 
 class QueueStuck(Exception):
