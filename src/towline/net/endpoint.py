@@ -207,10 +207,8 @@ class Tls:
 
     def problem(self) -> str:
         """Return the reason why these settings are invalid together; "" if they are valid."""
-        if self.key_file and not self.cert_file:
-            return "key_file needs cert_file, the certificate of the key"
-        if self.key_password_file and not self.cert_file:
-            return "key_password_file needs cert_file"
+        if (self.key_file or self.key_password_file) and not self.cert_file:
+            return "key_file and key_password_file need cert_file"
         if not all(_ALPN_NAME.fullmatch(name) for name in self.alpn):
             return "a protocol in alpn has 1 to 255 characters of ASCII, and no space among them"
         return ""
@@ -221,7 +219,10 @@ class Tls:
         Raises:
             ConfigError: A file is missing, or holds no certificate or key, or its password is wrong (TL-C30).
         """
-        context = self._trust_context()
+        try:
+            context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
+        except OSError as error:  # includes ssl.SSLError
+            raise _file_error(error, "tls.ca_file", self.ca_file) from None
         context.minimum_version = _VERSIONS[self.min_version]
         # As create_default_context of Python 3.13 has them.
         context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -235,12 +236,6 @@ class Tls:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
-
-    def _trust_context(self) -> ssl.SSLContext:
-        try:
-            return ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
-        except OSError as error:  # includes ssl.SSLError
-            raise _file_error(error, "tls.ca_file", self.ca_file) from None
 
     def _load_client_certificate(self, context: ssl.SSLContext, cert_file: Path) -> None:
         password = b""  # without a password OpenSSL prompts on the terminal
