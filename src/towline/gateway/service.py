@@ -311,8 +311,26 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
                 yield from self._journal.read(start, end)
 
     def _store_batch(self, batch: Batch, start: Number, *, is_last: bool, reader: Any) -> Any:
-        outbox, wake = self._require_outbox(), self._pump.wake
-        status = store_batch(outbox, self._name, batch, reader, start=start, is_last=is_last, wake=wake)
+        """Store the record batch of a stream exactly once, in as many frames as it needs [I10]."""
+        outbox = self._require_outbox()
+        if not reader.schema.equals(MESSAGE_SCHEMA):
+            problem = "the rows have other columns than this gateway's outbox"
+            raise GatewayError("TL-G21", self._name, problem, "Use the same version of Towline on both sides.")
+        record_batches = (chunk.data for chunk in reader)
+        if (rows := next(record_batches, None)) is None:
+            problem = "the stream of a batch broke off before its rows came"
+            raise GatewayUnreachable(
+                "TL-G39", self._name, problem, "Its client sends the rest again, if it still runs."
+            )
+        # gRPC ends the stream of a killed client as if it were complete, so one of several could be missing.
+        if next(record_batches, None) is not None:
+            raise bad_request(self._name, "the stream of a batch has more than one record batch")
+        frames = split_batch(rows, rows.num_rows, max_frame_bytes(outbox.limits.max_bytes)) if rows.num_rows else [rows]
+        for frame in frames:
+            whole = is_last and frame is frames[-1]
+            status = outbox.append_batch(add_arrival(frame, Timestamp.now()), batch, start=start, whole=whole)
+            start += frame.num_rows
+            self._pump.wake()
         return self._stored_fields(status)
 
     # -- actions -----------------------------------------------------------------------------------------------
@@ -453,44 +471,6 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
     def _check_offset(self, journal: str, offset: int, incarnation: str = "") -> None:
         """Check that an offset belongs to this journal."""
         check_offset(self._name, JournalOffset(journal, offset, incarnation), journal_extent(self._journal, offset))
-
-
-def store_batch(
-    outbox: Outbox,
-    gateway: str,
-    batch: Batch,
-    reader: Any,
-    *,
-    start: int,
-    is_last: bool,
-    wake: Callable[[], None] = lambda: None,
-) -> BatchStatus:
-    """Store the record batch of a stream exactly once, in as many frames as it needs.
-
-    A stream must have one record batch: gRPC ends the stream of a killed client as if it were complete, so one of
-    several could be missing [I10]. `wake` is called after each frame that is stored.
-
-    Raises:
-        GatewayError: TL-G21, the rows have other columns. TL-G39, the stream broke off before they came. TL-G08, it has
-            more than one record batch.
-        TowlineError: As `Outbox.append_batch`.
-    """
-    if not reader.schema.equals(MESSAGE_SCHEMA):
-        problem = "the rows have other columns than this gateway's outbox"
-        raise GatewayError("TL-G21", gateway, problem, "Use the same version of Towline on both sides.")
-    record_batches = (chunk.data for chunk in reader)
-    if (rows := next(record_batches, None)) is None:
-        problem = "the stream of a batch broke off before its rows came"
-        raise GatewayUnreachable("TL-G39", gateway, problem, "Its client sends the rest again, if it still runs.")
-    if next(record_batches, None) is not None:
-        raise bad_request(gateway, "the stream of a batch has more than one record batch")
-    frames = split_batch(rows, rows.num_rows, max_frame_bytes(outbox.limits.max_bytes)) if rows.num_rows else [rows]
-    for frame in frames:
-        whole = is_last and frame is frames[-1]
-        status = outbox.append_batch(add_arrival(frame, Timestamp.now()), batch, start=start, whole=whole)
-        start += frame.num_rows
-        wake()
-    return status
 
 
 # What a client asks for, and how errors go back ----------------------------------------------------------------------

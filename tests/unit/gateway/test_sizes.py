@@ -61,8 +61,15 @@ class Stream:
 
 
 def store(outbox: Outbox, *batches: pa.RecordBatch, number: int = 3, attempt: str = "") -> BatchStatus:
-    batch = Batch("q/0", number, attempt=attempt)
-    return service.store_batch(outbox, "here", batch, Stream(*batches), start=0, is_last=True)
+    gateway: Any = SimpleNamespace(
+        _name="here",
+        _require_outbox=lambda: outbox,
+        _pump=SimpleNamespace(wake=lambda: None),
+        _stored_fields=lambda status: status,
+    )
+    batch, stream = Batch("q/0", number, attempt=attempt), Stream(*batches)
+    stored: BatchStatus = service.GatewayService._store_batch(gateway, batch, 0, is_last=True, reader=stream)
+    return stored
 
 
 @pytest.mark.parametrize("sizes", [SIZES, []])
