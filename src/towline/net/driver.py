@@ -591,14 +591,10 @@ def parse_references(text: str, current: Endpoint) -> list[Endpoint]:
 
     References with another scheme, which would weaken the operator's choice, and malformed ones are skipped.
     """
-    endpoints = (_parse_reference(part, current) for part in text.split(" ")[:_MAX_REFERENCES])
-    return list(dict.fromkeys(endpoint for endpoint in endpoints if endpoint is not None))
-
-
-def _parse_reference(reference: str, current: Endpoint) -> Endpoint | None:
-    """Parse ``name``, ``name:port`` or ``[address]:port``, with or without a scheme (section 4.11)."""
-    with contextlib.suppress(ValueError):
-        endpoint = Endpoint.parse(reference if "://" in reference else f"{current.scheme}://{reference}")
-        if endpoint.scheme == current.scheme != "unix":
-            return replace(endpoint, path=current.path)
-    return None
+    endpoints: list[Endpoint] = []
+    for reference in text.split(" ")[:_MAX_REFERENCES]:
+        with contextlib.suppress(ValueError):
+            endpoint = Endpoint.parse(reference if "://" in reference else f"{current.scheme}://{reference}")
+            if endpoint.scheme == current.scheme != "unix":
+                endpoints.append(replace(endpoint, path=current.path))
+    return list(dict.fromkeys(endpoints))
