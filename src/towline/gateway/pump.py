@@ -298,10 +298,8 @@ class Pump:
         due_times: list[float | None] = []
         if (downlink := self._downlink) is not None:
             self._persist(lambda: downlink.turn(unsent=self._driver.unsent_bytes))
-            if (
-                downlink.guarantee_error is not None and self._status_fields["last_error"] is None
-            ):  # stays after a reconnect
-                self._record_error(downlink.guarantee_error)
+            if (error := downlink.guarantee_error) and self._status_fields["last_error"] is None:
+                self._record_error(error)  # stays after a reconnect
             due_times.append(downlink.next_turn_at())
         if self._receipts is not None:
             self._receipts.ledger.commit(self._committed_offset)

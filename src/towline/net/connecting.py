@@ -26,6 +26,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from towline.errors import BrokerError, ConfigError, TowlineError, Unreachable
 from towline.net.endpoint import Endpoint, Proxy, Tls, error_text, tls_error, tls_port_hint
+from towline.providers import read_secret
 from towline.text import printable
 from towline.threads import call_in_thread
 
@@ -333,8 +334,6 @@ RECEIVE_BUFFER: Final = 2 << 20
 _KEEPALIVE_PROBES: Final = 3
 #: Largest interval in seconds that Linux accepts.
 _MAX_KEEPALIVE_S: Final = 32767
-#: Number of reasons shown if no address answers.
-_SHOWN_REASONS: Final = 3
 
 
 def connect(
@@ -422,7 +421,7 @@ class _ConnectionAttempt:
 
     def _connect_error(self, address_count: int, error: Exception) -> TowlineError:
         target = f" to any of {address_count} addresses" if address_count > 1 else ""
-        reasons = "; ".join([*dict.fromkeys(map(error_text, [*self._failures, error]))][:_SHOWN_REASONS])
+        reasons = "; ".join(dict.fromkeys(map(error_text, [*self._failures, error])))
         cause = "its socket accessible" if self._endpoint.scheme == "unix" else "the port right"
         problem = f"no connection{target} ({reasons})"
         return Unreachable("TL-M01", self._location, problem, f"Is the broker up, and {cause}?")
@@ -471,7 +470,9 @@ class _ConnectionAttempt:
 
         self.translate_error = translate_error
         proxy_type = python_socks.ProxyType.HTTP if http else python_socks.ProxyType.SOCKS5
-        connector = Connector(proxy_type, proxy.host, proxy.port, proxy.username or "", proxy.password(), rdns=True)
+        file = proxy.password_file
+        password = read_secret("proxy_password_file", file, bytes.decode) if file else ""
+        connector = Connector(proxy_type, proxy.host, proxy.port, proxy.username or "", password, rdns=True)
         try:
             return connector.connect(self._endpoint.host, self._endpoint.port, timeout=self.remaining_s())
         except python_socks.ProxyError as error:  # not an OSError

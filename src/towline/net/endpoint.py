@@ -131,14 +131,6 @@ class Proxy:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
-    def password(self) -> str:
-        """Return the password; empty without a password file.
-
-        Raises:
-            ConfigError: The file can't be read (TL-C31).
-        """
-        return read_secret("proxy_password_file", self.password_file, bytes.decode) if self.password_file else ""
-
 
 def error_text(error: BaseException) -> str:
     """Return the system's text for an error, without its number and without local paths."""

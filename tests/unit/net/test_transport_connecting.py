@@ -210,6 +210,19 @@ def test_a_connection_is_made_also_where_no_thread_is_to_be_had(monkeypatch: pyt
     assert "[TL-M01]" in refusal(f"mqtt://127.0.0.1:{free_port()}")
 
 
+def test_a_proxy_password_is_read_each_time(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    with HttpProxy("me:right") as proxy, socket.create_server((LOOPBACK, 0)) as server:
+        uri = f"mqtt://{LOOPBACK}:{server.getsockname()[1]}"
+        way: dict[str, Any] = {"proxy": f"http://me@{proxy.address}", "proxy_password_file": secret}
+        assert "no such file" in refusal(uri, **way)
+        for content, said in ((b"\xff", "no text in UTF-8"), (b"wrong", "HTTP 407")):
+            secret.write_bytes(content)
+            assert said in refusal(uri, **way)
+        secret.write_text("right\r\n")
+        connected(uri, **way).close()
+
+
 @pytest.mark.parametrize("kind", [HttpProxy, SocksProxy])
 def test_a_proxy_that_wants_another_login(kind: type[HttpProxy], tmp_path: Path) -> None:
     secret = tmp_path / "secret"

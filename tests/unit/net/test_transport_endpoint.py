@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
 from towline.net.endpoint import Endpoint, Proxy
 
@@ -148,16 +147,3 @@ def test_proxy_settings_that_contradict_each_other(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="not reached through a proxy"):
         settings(proxy="http://proxy:1", brokers="unix:///x")
     assert settings().proxy_endpoint is None
-
-
-def test_a_proxy_password_is_read_each_time(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    proxy = Proxy.parse("http://me@proxy:1", secret)
-    with pytest.raises(ConfigError, match=r"no such file.*TL-C31"):
-        proxy.password()
-    for word in ("one", "zwölf"):
-        secret.write_text(f"{word}\r\n", "utf-8")
-        assert proxy.password() == word
-    secret.write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="no text in UTF-8"):
-        proxy.password()
