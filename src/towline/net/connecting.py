@@ -362,7 +362,7 @@ def connect(
     """
     tls, proxy, timeout_s = settings.tls if endpoint.tls else None, settings.proxy_endpoint, settings.connect_timeout_s
     context = tls.context() if tls else None  # before connecting: errors in its files are permanent
-    framing = WebSocketFraming(endpoint, headers, query) if endpoint.websocket else None
+    framing = WebSocketFraming(endpoint, headers, query) if endpoint.scheme in {"ws", "wss"} else None
     attempt = _ConnectionAttempt(endpoint, timeout_s + _ABANDONED_ATTEMPT_S)
 
     def open_transport() -> Transport:

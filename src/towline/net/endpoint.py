@@ -78,11 +78,6 @@ class Endpoint:
         return self.scheme in {"mqtts", "wss"}
 
     @property
-    def websocket(self) -> bool:
-        """Whether MQTT is sent in WebSocket frames."""
-        return self.scheme in {"ws", "wss"}
-
-    @property
     def authority(self) -> str:
         """``HOST:PORT``, with brackets around an IPv6 address."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
