@@ -247,7 +247,7 @@ class BrokerProbe(contextlib.ExitStack):
 
     @fact
     def queue_probe(self) -> QueueProbe:
-        """Number and order of messages that the broker queues for an offline session."""
+        """Messages that the broker queues for an offline session."""
         topic, client_id = self.probe_topic, self._new_client_id()
         self._client_ids.append(client_id)
         with self._open_client(client_id, subscribe=topic, expiry_s=_PROBE_EXPIRY_S):
