@@ -167,17 +167,10 @@ def _is_successor(older: _SegmentHead, newer: _SegmentHead) -> bool:
 
 def _check_schema(directory: Path, snapshot: Snapshot, schema: Any) -> None:
     """Refuse stored rows of another schema."""
-    if (stored_schema := snapshot.schema).equals(schema):
-        return
-    columns = sorted({*stored_schema.names} ^ {*schema.names})
-    columns = columns or [f.name for f in schema if not stored_schema.field(f.name).equals(f)]
-    names = f"column {', '.join(columns)}" if columns else "the order of the columns"
-    raise JournalError(
-        "TL-J06",
-        str(directory),
-        f"its rows, of Towline {snapshot.towline}, have another schema than this one, {version()}, writes ({names})",
-        "Let the version that wrote them hand them over first, or give another directory.",
-    )
+    if not snapshot.schema.equals(schema):
+        problem = f"its rows, of Towline {snapshot.towline}, have another schema than this one, {version()}, writes"
+        remedy = "Let the version that wrote them hand them over first, or give another directory."
+        raise JournalError("TL-J06", str(directory), problem, remedy)
 
 
 def _scan_frames(head: _SegmentHead) -> tuple[JournalState, int]:

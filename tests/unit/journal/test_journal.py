@@ -155,10 +155,10 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).close()
     other = pa.schema([("offset", pa.int64()), ("payload", pa.string()), ("tags", pa.list_(pa.string()))])
     both = rf"its rows, of Towline {version()}, have another schema than this one, {version()}, writes"
-    with pytest.raises(JournalError, match=rf"{both} \(column payload\).*\[TL-J06\]"):
+    with pytest.raises(JournalError, match=rf"{both}\..*\[TL-J06\]"):
         Journal.open(tmp_path, schema=other)
     wider = SCHEMA.append(pa.field("qos", pa.int8()))
-    with pytest.raises(JournalError, match=r"column qos.*\[TL-J06\]"):
+    with pytest.raises(JournalError, match=r"another schema.*\[TL-J06\]"):
         Journal.open(tmp_path, schema=wider)
     with opened(tmp_path) as journal, pytest.raises(JournalError, match="TL-J06"):
         journal.append(pa.record_batch([[1]], schema=pa.schema([("offset", pa.int64())])))
