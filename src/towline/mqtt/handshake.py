@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnectPacket, DisconnectPacket, TopicFilter
 
-from towline.errors import BrokerError, BrokerRefused, TakenOver, Unreachable
+from towline.errors import BrokerRefused, TakenOver, Unreachable
 from towline.mqtt.events import Authenticator, BrokerProtocolError, Close, Filter, SessionConfig
 from towline.mqtt.reasons import CONNECT_ADVICE, SERVER_MOVED, SUBSCRIBE_ADVICE, TAKEN_OVER, USE_ANOTHER, reason_name
 from towline.text import printable
@@ -172,10 +172,7 @@ def _redirect_close(reason: int, reference: str | None, location: str) -> Close:
     target = f": {printable(reference, _MAX_SHOWN_CHARACTERS)}" if reference else ", and does not say which"
     request = "says that it has moved to another server" if is_permanent else "asks us to use another server for now"
     problem = f"the broker {request}{target} (0x{reason:02X})"
-    if is_permanent:
-        error: BrokerError = BrokerRefused("TL-M26", location, problem, _FOLLOW_ADVICE)
-    else:
-        error = Unreachable("TL-M26", location, problem, f"Trying again. {_FOLLOW_ADVICE}")
+    error = (BrokerRefused if is_permanent else Unreachable)("TL-M26", location, problem, _FOLLOW_ADVICE)
     return Close(error, fatal=is_permanent, server_reference=reference or "", permanent_redirect=is_permanent)
 
 
