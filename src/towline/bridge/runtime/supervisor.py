@@ -253,8 +253,11 @@ class Supervisor:
             yield f'line "{name}": {account.sentence()}'
             if account.pending:
                 yield f'line "{name}": {count_text(account.pending)} on disk; the next start delivers them'
-            if view.status.get("session_kept_s") and view.status["state"] == "online" and not view.status.get("drain"):
-                yield f'line "{name}": the broker keeps the session {view.status["client_id"]}'
+            status = view.status
+            if view.gateways:
+                yield f'line "{name}": its gateways continue'
+            elif status.get("session_kept_s") and status["state"] == "online" and not status.get("drain"):
+                yield f'line "{name}": the broker keeps the session {status["client_id"]}'
 
 
 def _check_members(bridge: Bridge) -> Bridge:
