@@ -45,7 +45,7 @@ from towline.bridge.patterns import (
     payload_path,
 )
 from towline.bridge.properties import USER_PREFIX, property_headers, to_bytes
-from towline.kafka.columns import Columns, header_lists, longest_bytes, longest_list, values_of
+from towline.kafka.columns import Columns, Record, header_lists, longest_bytes, longest_list, values_of
 from towline.kafka.deadletters import HEADER_OVERHEAD, Header, Reason, reserved_topics_pattern
 from towline.kafka.recordcheck import RecordFault
 from towline.schema import OPTIONAL_COLUMNS, ROW_SCHEMA
@@ -64,6 +64,7 @@ OUTCOME, FAULT = "__outcome", "fault"
 #: A record and its message, whose properties become headers of the record if it is valid, else of its dead letter.
 #: Flat, because a struct per row doubles the cost (measured).
 #:   headers               the route's own
+#:   towline_payload       payload of the message, if a route's `value` may stand in its place; else null
 #:   towline_rare          properties that few messages have; else null
 #:   towline_properties    whether the properties of the message become headers of the record
 RECORD_SCHEMA: Final = pa.schema(
@@ -75,6 +76,7 @@ RECORD_SCHEMA: Final = pa.schema(
         ("timestamp", _TIMESTAMP_TYPE),
         ("towline_topic", pa.string()),
         ("towline_qos", pa.int8()),
+        ("towline_payload", pa.binary()),
         ("towline_rare", pa.struct([ROW_SCHEMA.field(name) for name in _RARE_COLUMNS])),
         ("towline_received_at", _TIMESTAMP_TYPE),
         ("towline_gateway", pa.string()),
@@ -577,19 +579,20 @@ class _BatchRendering:
         properties = self._column(pa.bool_(), lambda view, route: view.constant(route.properties, pa.bool_()))
         if HEADER_MAP in rows.schema.names and (mapped_headers := rows.column(HEADER_MAP)).null_count < rows.num_rows:
             headers = _concat_lists([headers, mapped_headers.cast(_HEADERS)])
-        values, times, invalid_times = self._record_values(), *self._record_times()
+        payload = rows.column("payload")
+        values, times, invalid_times = self._record_values(payload), *self._record_times()
         outcomes, refusals = self._outcomes(codes, keys, values, invalid_times)
-        truncated_count = rows.column("payload").null_count
         columns = {
             "topic": topics,
             "key": keys,
             "value": pc.coalesce(values, rows.column("correlation_data"), pa.scalar(b""))
-            if truncated_count
+            if payload.null_count
             else values,
             "headers": headers,
             "timestamp": times,
             "towline_topic": rows.column("topic"),
             "towline_qos": rows.column("qos"),
+            "towline_payload": pa.nulls(rows.num_rows, pa.binary()) if values is payload else payload,
             "towline_rare": _rare_properties(rows),
             "towline_received_at": rows.column("received_at"),
             "towline_gateway": rows.column("gateway"),
@@ -601,9 +604,9 @@ class _BatchRendering:
         }
         return pa.RecordBatch.from_arrays([*columns.values()], schema=RECORD_SCHEMA)
 
-    def _record_values(self) -> pa.Array:
+    def _record_values(self, payload: pa.Array) -> pa.Array:
         if all(route.value is None for route in self._routes):
-            return self._rows.column("payload")
+            return payload
         parts = ((view, None if view.route is None else view.bytes_of(view.route.value)) for view in self.views)
         return self.join_views([view.column("payload") if value is None else value for view, value in parts])
 
@@ -712,15 +715,17 @@ class RecordColumns(RenderedColumns):
     topic: str | None = None
     written_columns: frozenset[str] = _RECORD_COLUMNS
 
-    def original_headers(self, batch: Any, row_index: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - not the record's
-        """Return the headers of a row's dead letter: all properties of its message, and its origin."""
+    def original(self, batch: Any, row_index: int, record: Record) -> tuple[bytes | None, list[Header]]:
+        """Return value and headers of a row's dead letter: payload and properties of its message, and its origin."""
         row = batch.slice(row_index, 1)
         ((topic, qos, received_at),) = _topic_qos_time(row)
         cells = {name: row.column(f"towline_{name}")[0].as_py() for name in ("gateway", "offset", "duplicate", "rare")}
         origin_headers = {"mqtt.gateway": cells["gateway"] or "", "mqtt.offset": str(cells["offset"])}
         origin_headers |= {"mqtt.duplicate": "true"} if cells["duplicate"] else {}
         message_headers = property_headers(topic, qos, received_at, cells["rare"] or _NO_PROPERTIES)
-        return [*message_headers, *((name, text.encode()) for name, text in origin_headers.items())]
+        message_headers += [(name, text.encode()) for name, text in origin_headers.items()]
+        payload = row.column("towline_payload")[0].as_py()
+        return record[1] if payload is None else payload, message_headers
 
     def max_record_bytes(self, batch: Any) -> int:
         """As `Columns.largest`."""

@@ -19,7 +19,7 @@ from towline.kafka.options import FORMAT
 from towline.sinks import check_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from towline.kafka.deadletters import Header
     from towline.kafka.recordcheck import RecordFault
@@ -98,9 +98,9 @@ class Columns:
         records = zip(*leading, repeat(None), repeat(None), self._timestamps(batch), self._headers(batch), strict=False)
         return Rows(batch.num_rows, _total_bytes(values) + _total_bytes(keys), names, records)
 
-    def original_headers(self, batch: Any, row_index: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - see row_faults
-        """Return the headers to keep in the dead letter of the row at `row_index`: the headers of its record."""
-        return [*headers]
+    def original(self, batch: Any, row_index: int, record: Record) -> tuple[bytes | None, list[Header]]:  # noqa: ARG002 - see row_faults
+        """Return value and headers to keep in the dead letter of the row at `row_index`: those of its record."""
+        return record[1], [*(record[7] or ())]
 
     def _headers(self, batch: Any) -> Iterator[Any]:
         return header_lists(batch.column("headers")) if "headers" in self.written_columns else repeat(None)

@@ -246,11 +246,13 @@ class RecordCheck:
 
     def _dead_letter_records(self, batch: Any, row: int, record: Record, fault: RecordFault) -> list[Record]:
         """Return the dead letter of a record, in as many chunks as the topic's limit requires."""
-        topic, value, key, partition, _, _, timestamp, headers = record
-        originals = tuple(self._columns.original_headers(batch, row, headers or ()))
+        topic, _, key, partition, _, _, timestamp, _ = record
+        value, originals = self._columns.original(batch, row, record)
         to_partition = None if partition == -1 else partition
         when = timestamp or None
-        letter = DeadLetter(fault.reason, topic, key, value, originals, to_partition, when, fault.detail, self._source)
+        letter = DeadLetter(
+            fault.reason, topic, key, value, tuple(originals), to_partition, when, fault.detail, self._source
+        )
         name = self._settings.dead_letter_topic
         # The dead letter has the current time: its original timestamp may be the fault, and would be refused again.
         return [(name, v, k, -1, None, None, 0, h) for k, v, h in to_records(letter, self._letter_bytes())]

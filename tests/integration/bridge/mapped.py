@@ -51,9 +51,9 @@ def outcomes(routes: Sequence[Route], rows: DataFrame) -> list[Any]:
     codes, faults = (rendered.column(name).to_pylist() for name in (OUTCOME, FAULT))
     for at, (code, fault, record) in enumerate(zip(codes, faults, records, strict=True)):
         if reason := (outcome := RowOutcome(code)).reason:
-            headers = tuple(columns.original_headers(rendered, at, ()))
-            topic, value, key, _, _, _, moment, _ = record
-            made.append(DeadLetter(reason, topic, key, value, headers, None, moment, fault, "line"))
+            topic, _, key, _, _, _, moment, _ = record
+            value, headers = columns.original(rendered, at, record)
+            made.append(DeadLetter(reason, topic, key, value, tuple(headers), None, moment, fault, "line"))
         else:
             made.append(record if outcome >= RowOutcome.RENDERED else outcome.name.lower())
     return made
