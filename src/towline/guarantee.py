@@ -61,11 +61,6 @@ class Policy:
     loss_text: str
     duplicates_text: str
 
-    @property
-    def default_publish_qos(self) -> int:
-        """Default QoS of messages that a downlink publishes."""
-        return self.publish_qos_choices[0]
-
 
 #: A second attempt of a task would fence the first; another number of partitions on a replay would be another batch.
 _REPEATABLE_TASKS: Final = MappingProxyType(

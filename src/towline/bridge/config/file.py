@@ -302,7 +302,7 @@ class _FileReader:
         line_values = {
             "gateway": gateway,
             "dead_letter_topic": topic,
-            "qos": policy(table.guarantee).default_publish_qos if table.qos is None else table.qos,
+            "qos": policy(table.guarantee).publish_qos_choices[0] if table.qos is None else table.qos,
             "control_characters": table.control_characters or ("dead_letter" if topic else "send"),
         }
         line = Downlink.model_validate({**dict(table), **line_values}, by_name=True)

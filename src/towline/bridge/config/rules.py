@@ -80,16 +80,14 @@ def _text_problems(
     for key, text in sql_texts(section):
         name = key[-2 if key[-1] == "sql" else -1]
         if not text.strip():
-            kind = "a condition" if name == "where" else "an expression"
-            yield "TL-C69", key, f"{name} is empty", f"Give {kind} in Spark SQL, or remove it."
+            yield "TL-C69", key, f"{name} is empty", "Give it in Spark SQL, or remove it."
         elif braced := [(field, column) for field in _BRACED.findall(text) if (column := column_of(field)) is not None]:
             problem = f"{name} names {{{braced[0][0]}}}, which SQL takes for text"
             yield "TL-C69", key, problem, f"Write the column {braced[0][1]}, without braces."
     for name in section.fields:
         if name in reserved_names or not _FIELD_NAME.fullmatch(name):
-            reason = "is taken" if name in reserved_names else "is illegal in SQL"
             remedy = "Name it with small letters, digits and _, and as no column of the source and no wildcard."
-            yield "TL-C66", ("fields", name), f'the field "{name}" has a name that {reason}', remedy
+            yield "TL-C66", ("fields", name), f'the field "{name}" has a name that is taken, or illegal in SQL', remedy
 
 
 # -- a route ---------------------------------------------------------------------------------------------------------
