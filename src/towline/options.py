@@ -46,25 +46,10 @@ class Option:
     parse: Callable[[str], object] = str
     secret: bool = False
 
-    def parse_value(self, text: str) -> Any:
-        """Convert the option's text to a value.
-
-        Raises:
-            ValueError: The text is invalid; the message says what the option accepts.
-        """
-        from pydantic import ValidationError  # noqa: PLC0415 - the workers of Spark import this module, and read nothing
-
-        from towline.validation import requirement  # noqa: PLC0415 - as above
-
-        try:
-            return _adapter(self.value_type).validate_python(self.parse(text))
-        except ValidationError as error:
-            raise ValueError(requirement(error.errors(include_url=False)[0])) from None
-
 
 @functools.cache
 def _adapter(value_type: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter  # noqa: PLC0415 - as in `Option.value`
+    from pydantic import TypeAdapter  # noqa: PLC0415 - as in `OptionValues.value`
 
     return TypeAdapter(value_type)
 
@@ -185,8 +170,15 @@ class OptionValues:
         """
         if name not in self._texts:
             return default
+        from pydantic import ValidationError  # noqa: PLC0415 - the workers of Spark import this module, and read nothing
+
+        from towline.validation import requirement  # noqa: PLC0415 - as above
+
+        option = self._options[name]
         try:
-            return self._options[name].parse_value(self._texts[name])
+            return _adapter(option.value_type).validate_python(option.parse(self._texts[name]))
+        except ValidationError as error:
+            raise self.error(name, requirement(error.errors(include_url=False)[0])) from None
         except ValueError as error:
             raise self.error(name, str(error)) from None
 
