@@ -277,12 +277,11 @@ class RouteTable:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = tuple(routes)
-        self.route_number = _cached_by_name(self._find_route)
+        numbered = tuple(enumerate(self.routes))
+        self.route_number = _cached_by_name(
+            lambda topic: next((n for n, r in numbered if r.pattern.matches(topic)), None)
+        )
         self.topic_outcome = _cached_by_name(lambda name, number: self.routes[number].topic_outcome(name))
-
-    def _find_route(self, topic: str) -> int | None:
-        matches = (number for number, route in enumerate(self.routes) if route.pattern.matches(topic))
-        return next(matches, None)
 
     def match(self, topics: pa.Array) -> pa.Array:
         """Return the index of the route that takes each topic; null if none does."""
