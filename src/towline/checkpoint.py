@@ -399,11 +399,8 @@ def _checksum_content(content: bytes, sums: bytes) -> bytes:
 
 
 def _rewrite(path: Path) -> None:
-    """Write a file and its checksum file again under the same name, and sync them.
-
-    A new process can't know whether an earlier sync failed: the kernel reports that once, keeps the pages, and answers
-    later syncs with "ok" [I6]. So existing content is not synced, but written again.
-    """
+    """Write a file and its checksum file again under the same name, and sync them: an earlier sync may have failed."""
+    # The kernel reports that once, keeps the pages, and answers later syncs with "ok" [I6].
     for file in (path, _checksum_file(path)):
         try:
             content, mode = file.read_bytes(), file.stat().st_mode & 0o7777

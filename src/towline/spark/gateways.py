@@ -31,7 +31,7 @@ from towline.errors import ConfigError, GatewayError, GatewayUnreachable, Journa
 from towline.gateway.access import ACCESS_ERROR_CODES
 from towline.gateway.client import Lease, call_interruptibly
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.spark.batch_sizing import BatchByteLimit
+from towline.spark.batching import BatchByteLimit
 from towline.spark.link import GATEWAY_TIMEOUT_S, retry_while_unreachable
 from towline.spark.offsets import GATEWAYS_OPTION, JournalPosition, SourceOffset, check_distinct
 from towline.spark.reader import Slice, ranges_between, slice_of
@@ -450,13 +450,7 @@ class BatchPlanner:
         return max(0, gateway.journal_end - position.offset) if position else 0
 
     def _poll_gateways(self, requests: _Requests, timeout_s: float, grace_s: float = 0.0) -> _Results:
-        """Poll each gateway, which also commits, until one has rows; without requests, until one is connected.
-
-        The other gateways then have a grace time, at least `grace_s` seconds. With `timeout_s` 0 the wait ends when
-        each available gateway has answered. A running poll with the same request is reused. A finished poll is
-        repeated: its gateway may have become unavailable since, and could not serve the batch. Gateways never connected
-        before are tried as well.
-        """
+        """Poll each gateway, which also commits, until one has rows, or is connected, and others had a grace time."""
         unknown = [gateway for gateway in self.gateways if not gateway.start]
         polls: dict[SourceGateway, PollRequest | None] = {**dict.fromkeys(unknown), **requests}
         deadline = time.monotonic() + (timeout_s or GATEWAY_TIMEOUT_S)
@@ -467,7 +461,7 @@ class BatchPlanner:
                 return now - gateway.overdue_since >= SLOW_POLL_GRACE_S
             return now - gateway.poll_started >= max(grace_s, POLL_GRACE_S)
 
-        self._finish_polls(polls)
+        self._finish_polls(polls)  # and repeat them: a gateway may have become unavailable since
         while True:
             for gateway in polls.keys() - results.keys():
                 gateway.start_poll(polls[gateway], min(timeout_s, max(0.0, deadline - time.monotonic())))
@@ -479,6 +473,7 @@ class BatchPlanner:
                 has_rows = any(result.rows for result in results.values())
             else:
                 has_rows = any(gateway.start and not gateway.outage for gateway in self.gateways)
+            # Without a timeout each available gateway answers.
             is_over = all(map(grace_is_over, pending)) if has_rows else not timeout_s and not pending
             if is_over or now >= deadline:
                 return results

@@ -40,7 +40,7 @@ from towline.kafka.delivery import (
 from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.sinks import Task, check_append, column_types, with_lower_case_names
-from towline.spark.batch_sizing import WriteThroughput
+from towline.spark.batching import WriteThroughput
 from towline.spark.session import check_pyspark
 from towline.spark.sink_note import BatchResult, SinkNote, read_throughput
 from towline.spark.tasks import SPECULATION, SinkWriter, TaskResult, freeze_gc, task_property

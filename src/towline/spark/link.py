@@ -18,8 +18,8 @@ from towline.gateway.client import GatewayClient
 from towline.gateway.launch import ensure_running, find_running
 from towline.options import Option, parse_label, parse_size
 from towline.processes import ProcessIdentity
+from towline.spark.batching import LONGEST_DELAY_MS
 from towline.spark.offsets import JournalPosition
-from towline.spark.trigger import LONGEST_DELAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,10 +22,10 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, without_traceback
+from towline.spark.batching import TriggerTiming
 from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.offsets import JournalPosition, SourceOffset, check_distinct
 from towline.spark.tasks import freeze_gc
-from towline.spark.trigger import TriggerTiming
 from towline.threads import call_in_thread
 
 if TYPE_CHECKING:

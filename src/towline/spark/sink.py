@@ -251,12 +251,8 @@ def _checked_address(address: GatewayAddress, subject: str, offset: JournalOffse
 
 
 def _writer_names(checkpoint: Checkpoint, checkpoint_location: str) -> tuple[str, str]:
-    """Return the name prefix of a query's writers, and the subject of the ticket for them.
-
-    Tasks get the query's id from Spark, the driver only from the checkpoint: Spark creates a writer in a Python process
-    without access to the JVM, so without Hadoop's file systems. For a checkpoint on one of those, a hash of its
-    location stands before the id, and a ticket is valid for all queries with this checkpoint.
-    """
+    """Return the name prefix of a query's writers, and the subject of the ticket for them."""
+    # Tasks get the query's id from Spark, this process only from the checkpoint, without Hadoop's file systems.
     if checkpoint_hash := checkpoint.location_id:
         return f"checkpoint-{checkpoint_hash}/", f"checkpoint-{checkpoint_hash}"
     if not (query_id := checkpoint.query_id):

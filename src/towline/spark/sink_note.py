@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from towline.checkpoint import SINK_TOTALS
 from towline.errors import JournalError
 from towline.kafka.markers import NO_BATCH, MarkerStep, MarkerTotals
-from towline.spark.batch_sizing import WriteThroughput
+from towline.spark.batching import WriteThroughput
 from towline.timing import BATCH_BUCKETS, Histogram
 
 if TYPE_CHECKING:

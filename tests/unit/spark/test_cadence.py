@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.spark.trigger import BUSY_ROWS, IDLE_BATCH_S, MAX_POLL_S, MIN_POLL_S, UNSYNCED_POLL_S, TriggerTiming
+from towline.spark.batching import BUSY_ROWS, IDLE_BATCH_S, MAX_POLL_S, MIN_POLL_S, UNSYNCED_POLL_S, TriggerTiming
 
 
 class Batch(NamedTuple):

@@ -13,7 +13,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.kafka.delivery import BatchOrigin, DeliveryResult, ExactlyOnce
 from towline.spark import kafka_sink
-from towline.spark.batch_sizing import WriteThroughput
+from towline.spark.batching import WriteThroughput
 from towline.spark.kafka_sink import KafkaTaskResult, KafkaTransactional
 from towline.spark.sink_note import SinkNote, read_throughput
 

@@ -12,7 +12,7 @@ from towline.kafka.columns import Columns
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import longer_timeouts
 from towline.kafka.recordcheck import RecordCheck
-from towline.spark.batch_sizing import (
+from towline.spark.batching import (
     FIRST_BATCH_BYTES,
     LATENCY_S,
     MAX_GROWTH,

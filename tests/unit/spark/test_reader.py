@@ -19,12 +19,12 @@ from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL, offset, table, until
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, ReaderFenced
 from towline.gateway.client import GatewayClient, Lease
-from towline.spark import reader, trigger
+from towline.spark import batching, reader
+from towline.spark.batching import TriggerTiming
 from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.options import parse_options
 from towline.spark.reader import MqttBatchReader, MqttStreamReader, Slice
 from towline.spark.source import MqttDataSource
-from towline.spark.trigger import TriggerTiming
 
 # -- offsets ---------------------------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ def test_where_a_new_checkpoint_begins(server: Served, plan: ReadPlan, starting:
 def test_an_idle_query_ticks(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
     server.add(3)
     at = stream.latestOffset(stream.initialOffset(), ALL)
-    monkeypatch.setattr(trigger, "IDLE_BATCH_S", 0.02)
+    monkeypatch.setattr(batching, "IDLE_BATCH_S", 0.02)
     ticked = wait_until(lambda: (found := stream.latestOffset(at, ALL)) is not at and found, what="a tick")
     assert ticked == {**at, "tick": 1}
     (part,) = stream.partitions(at, ticked)
@@ -95,7 +95,7 @@ def test_no_row_is_late_and_a_replay_has_the_same_times(server: Served, plan: Re
 
 
 def test_available_now_neither_waits_nor_ticks(server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trigger, "IDLE_BATCH_S", 0.0)
+    monkeypatch.setattr(batching, "IDLE_BATCH_S", 0.0)
     made = MqttStreamReader(replace(plan, poll_ms=30000))
     made.prepareForTriggerAvailableNow()
     at = made.initialOffset()

@@ -22,7 +22,7 @@ from tests.unit.spark.reading import ALL, offset, table
 from towline.checkpoint import Checkpoint
 from towline.errors import JournalError, ReaderFenced
 from towline.spark import reader
-from towline.spark.batch_sizing import FIRST_BATCH_BYTES, WriteThroughput
+from towline.spark.batching import FIRST_BATCH_BYTES, WriteThroughput
 from towline.spark.link import GatewayAddress, ReadPlan
 from towline.spark.reader import MqttStreamReader
 from towline.spark.sink_note import SinkNote

@@ -13,7 +13,7 @@ from towline.checkpoint import SINK_TOTALS, Checkpoint
 from towline.errors import JournalError
 from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.spark import sink_note
-from towline.spark.batch_sizing import WriteThroughput
+from towline.spark.batching import WriteThroughput
 from towline.spark.offsets import JournalPosition
 from towline.spark.sink_note import BatchMessages, BatchResult, BatchTotals, SinkNote, Span, read_throughput
 

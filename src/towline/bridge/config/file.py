@@ -53,8 +53,8 @@ from towline.gateway.identity import MEMBERS_DIR
 from towline.gateway.settings import GatewaySettings, ListenSettings, ShareMethod, ShareSettings
 from towline.guarantee import AckAfter, policy
 from towline.net.settings import MqttSettings
+from towline.spark.batching import DEFAULT_DELAY_MS
 from towline.spark.session import is_cluster
-from towline.spark.trigger import DEFAULT_DELAY_MS
 
 #: Client settings that the sink sets from the guarantee or this file.
 _OWNED_SETTINGS: Final = frozenset(

@@ -21,7 +21,7 @@ from towline.gateway.settings import ListenAddress, OutboxLimits, ReceiptSetting
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.net.settings import MqttSettings
-from towline.spark.trigger import LONGEST_DELAY_MS
+from towline.spark.batching import LONGEST_DELAY_MS
 from towline.validation import SettingsModel
 
 #: Names of bridges and lines: they become file names, client ids and metric labels.
