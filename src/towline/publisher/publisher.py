@@ -458,26 +458,19 @@ class AsyncPublisher:
     """`Publisher` for asyncio with the same arguments; an asynchronous context manager.
 
     The stages of a `Receipt` can be awaited: ``await receipt.at_broker``.
+
+    Attributes:
+        publisher: Underlying publisher, for its status and journal id; from ``async with`` on.
     """
+
+    publisher: Publisher
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self._arguments = (args, settings)
-        self._publisher: Publisher | None = None
-
-    @property
-    def publisher(self) -> Publisher:
-        """Underlying publisher: status, journal id.
-
-        Raises:
-            RuntimeError: It is not open.
-        """
-        if self._publisher is None:
-            raise RuntimeError("open it first: async with AsyncPublisher(...) as publisher")
-        return self._publisher
 
     async def __aenter__(self) -> Self:
         args, settings = self._arguments
-        self._publisher = await asyncio.to_thread(Publisher, *args, **settings)
+        self.publisher = await asyncio.to_thread(Publisher, *args, **settings)
         return self
 
     async def __aexit__(
