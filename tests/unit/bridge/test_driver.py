@@ -125,7 +125,7 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
     assert "TL-B03" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("code", "given_up"), [("TL-S31", True), ("TL-S32", False), ("TL-S33", True)])
+@pytest.mark.parametrize(("code", "given_up"), [("TL-S31", True), ("TL-S32", False)])
 def test_a_line_waits_for_executors_and_not_for_what_one_lacks(
     runner: LineRunner, host: Any, monkeypatch: pytest.MonkeyPatch, code: str, given_up: bool
 ) -> None:
