@@ -213,6 +213,9 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
             TL-C21 an invalid value, TL-C22 a refused option, TL-C23 two contradicting options.
     """
     values = SOURCE_FORMAT.parse(texts)
+    if not texts:  # of a table: Spark passes only the reader's options to a Python source (4.3)
+        remedy = "Of a table too: spark.readStream.options(...).table(NAME)."
+        raise ConfigError("TL-C20", _FORMAT, 'the option "stateDir" is missing', remedy)
     guarantee = values.value("guarantee", Guarantee.AT_LEAST_ONCE)
     address = _gateway_address(values, _SOURCE_GATEWAY_OPTIONS)
     if address.owner:
