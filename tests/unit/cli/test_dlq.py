@@ -1,4 +1,4 @@
-"""`towline dlq` before it meets Kafka: help, and mistakes in one line."""
+"""`towline dlq` before it meets Kafka."""
 
 from __future__ import annotations
 
@@ -15,22 +15,6 @@ from tests.unit.cli.test_main import ran
 from towline.bridge import deadletters
 from towline.kafka.admin import KafkaAdmin
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ([], "no line has a dead-letter topic. Give the line dead_letter_topic"),
-        (["--line", "telemetri"], 'no line is named "telemetri". Did you mean "telemetry"?   [TL-C73]'),
-    ],
-)
-def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: list[str], told: str) -> None:
-    file = tmp_path / "bridge.toml"
-    file.write_text(GOOD)
-    code, out, err = ran(capsys, "dlq", "replay", str(file), *more)
-    assert (code, out) == (2, "")
-    assert told in err
-    assert err.count("\n") == 1
 
 
 def test_a_reason_is_one_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,12 +81,3 @@ def test_json_has_rows_load_and_the_exit_code(file: Path, capsys: pytest.Capture
     assert codes[:3] == ["TL-D02", "TL-D34", "TL-D42"]
     assert {"TL-D03", "TL-D05", "TL-D10", "TL-D11", "TL-D43"} <= set(codes[3:])
     assert answer["load"]["telemetry"]["messages_s"] == 200.0
-
-
-def test_a_mistake_in_the_command_is_one_line(file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, err = ran(capsys, "doctor", str(file), "--mosquitto-conf", str(tmp_path / "nowhere.conf"))
-    assert (code, out) == (2, "")
-    assert "TL-C155" in err
-    code, _, err = ran(capsys, "doctor", str(tmp_path / "nowhere.toml"))
-    assert code == 2
-    assert "TL-C10" in err

@@ -29,17 +29,3 @@ def test_a_code_is_explained_for_scripts(capsys: pytest.CaptureFixture[str]) -> 
     said = json.loads(out)
     assert (code, list(said)) == (0, ["code", "happened", "stake", "do"])
     assert row == f"| {' | '.join(said.values())} |"
-
-
-@pytest.mark.parametrize(
-    ("written", "do"),
-    [
-        ("TL-C999", 'Did you mean "TL-C99"?'),
-        ("M399", 'Did you mean "TL-M49"?'),
-        ("certificate\x1b[2J", "It stands at the end of an error's line, as TL-C12."),
-    ],
-)
-def test_an_unknown_code_is_one_line(capsys: pytest.CaptureFixture[str], written: str, do: str) -> None:
-    shown = written.replace("\x1b", "\\x1b")
-    line = f'towline explain: there is no code "{shown}". {do}   [TL-C21]\n'
-    assert ran(capsys, "explain", written) == (2, "", line)

@@ -65,15 +65,3 @@ def test_examples_are_written_and_none_is_replaced(
     assert "it can't be written (" in err
     monkeypatch.setattr(answers, "SOURCE_ROOT", tmp_path)
     assert ran(capsys, "init", "--examples", str(place))[2].endswith("[TL-S70]\n")
-
-
-def test_mistakes_are_one_line_and_write_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "bridge.toml"
-    for arguments, told in (
-        (["--broker", "http://b"], "--broker: a broker is mqtt://HOST"),
-        (["--name", "-x"], 'towline init: "name" must match pattern'),
-    ):
-        code, out, err = ran(capsys, "init", str(file), *arguments)
-        assert (code, out, err.count("\n")) == (2, "", 1)
-        assert err.startswith(told)
-    assert list(tmp_path.iterdir()) == []

