@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import mqtt5
 import psutil
@@ -23,6 +23,7 @@ from confluent_kafka import Producer
 from towline import Client
 from towline.errors import GatewayUnreachable
 from towline.gateway.client import GatewayClient, Lease
+from towline.gateway.settings import GatewaySettings
 from towline.kafka.deadletters import Header
 from towline.mqtt.codec import AckRun, Item, Packet, PublishRun
 from towline.mqtt.message import OutboundMessage
@@ -33,6 +34,7 @@ from towline.processes import start_time
 __all__ = [
     "ServiceManager",
     "commit",
+    "gateway_settings",
     "lacking",
     "outgoing",
     "packets_in",
@@ -100,6 +102,12 @@ def wait_until(condition: Callable[[], T | None], timeout: float = 60.0, what: s
             awaited = what or getattr(condition, "__name__", "the condition")
             raise AssertionError(f"waited {timeout:g} s for {awaited}; the last answer was {answer!r}")
         time.sleep(min(0.2, max(0.01, 20 * (now - asked))))  # what is awaited needs the machine too
+
+
+def gateway_settings(**more: Any) -> GatewaySettings:
+    """Of a gateway of which nothing matters but what is given."""
+    given = {"name": "g", "state_dir": "g", "brokers": "mqtt://b", "subscriptions": [{"pattern": "t/#"}]}
+    return GatewaySettings.model_validate(given | more)
 
 
 def producer_in_order(bootstrap: str) -> Producer:

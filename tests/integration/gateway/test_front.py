@@ -16,7 +16,7 @@ import pytest
 from pyarrow import flight
 from structlog.testing import capture_logs
 
-from tests.helpers import wait_until
+from tests.helpers import gateway_settings, wait_until
 from tests.unit.gateway.remote import Pki
 from tests.unit.gateway.serving import Served, rows, served
 from towline.delivery.outrows import rows_from_messages
@@ -59,10 +59,8 @@ class Fronted:
 
 
 def settings(pki: Pki, state_dir: Path, **listen: Any) -> GatewaySettings:
-    given = {"name": "plant", "state_dir": state_dir, "brokers": "mqtt://h", "subscriptions": [{"pattern": "t"}]}
-    return GatewaySettings.model_validate(
-        {**given, "listen": {**pki.settings().model_dump(), "address": f"127.0.0.1:{free_port()}", **listen}}
-    )
+    given = {**pki.settings().model_dump(), "address": f"127.0.0.1:{free_port()}", **listen}
+    return gateway_settings(name="plant", state_dir=state_dir, listen=given)
 
 
 def answers(driver: GatewayClient) -> bool:

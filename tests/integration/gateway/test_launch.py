@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import gateway_settings, wait_until
 from tests.unit.cli.test_main import ran
 from tests.unit.gateway.serving import Served, mark
 from towline.errors import ConfigError, GatewayUnreachable, JournalLocked, TowlineError
@@ -44,13 +44,10 @@ _FAULTS = {
 
 def settings(state_dir: Path, subscribe: str = "a/#", **more: object) -> GatewaySettings:
     """A gateway whose broker is away."""
-    given = {
-        "name": "plant",
-        "state_dir": state_dir,
-        "brokers": "127.0.0.1:9",
-        "subscriptions": [{"pattern": subscribe}],
-    }
-    return GatewaySettings.model_validate(given | more)
+    subscriptions = [{"pattern": subscribe}]
+    return gateway_settings(
+        name="plant", state_dir=state_dir, brokers="127.0.0.1:9", subscriptions=subscriptions, **more
+    )
 
 
 @pytest.fixture

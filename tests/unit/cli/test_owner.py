@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import gateway_settings
 from tests.unit.bridge.test_config import GOOD
 from tests.unit.cli.test_main import ran
 from towline import Publisher
@@ -18,7 +19,6 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError
 from towline.files import check_owner
 from towline.gateway.launch import ensure_running
-from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal
 from towline.schema import ROW_SCHEMA
 
@@ -117,9 +117,7 @@ def test_whatever_writes_looks_first(tmp_path: Path) -> None:
     """A source's gateway, a journal, a publisher, what is kept beside Spark's logs."""
     foreign = made(tmp_path / "state", SERVICE)
     made(foreign / "outbox", SERVICE)
-    settings = GatewaySettings.model_validate(
-        {"name": "g", "state_dir": foreign, "brokers": "mqtt://127.0.0.1:1", "subscriptions": [{"pattern": "t"}]}
-    )
+    settings = gateway_settings(state_dir=foreign, brokers="mqtt://127.0.0.1:1")
     before = seen(foreign)
     for opened in (
         lambda: ensure_running(settings, owner_pid=os.getpid()),

@@ -10,9 +10,8 @@ from typing import Any
 
 from mqtt5 import ConnAckPacket, Packet, SubAckPacket, SubAckReasonCode
 
-from tests.helpers import read_all
+from tests.helpers import gateway_settings, read_all
 from towline.gateway.pump import Pump
-from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.schema import ROW_SCHEMA
 
@@ -63,17 +62,15 @@ def turn(pump: Pump) -> None:
 def pumping(
     place: Path,
     broker: Broker,
-    qos: int = 2,
     *,
     limits: Limits = ROOMY,
     outbox: Outbox | None = None,
     **settings: Any,
 ) -> Iterator[tuple[Pump, Journal]]:
     """A pump of its own inbox, which ends with the block."""
-    given = {"name": "g", "state_dir": place, "brokers": broker.url, "linger_ms": 0}
-    given |= {"subscriptions": [{"pattern": "#", "qos": qos}], "outbox": None if outbox is None else {}, **settings}
+    given = {"subscriptions": [{"pattern": "#", "qos": 2}], "outbox": None if outbox is None else {}, **settings}
     with Journal.open(place / "inbox", schema=ROW_SCHEMA, limits=limits) as inbox:
-        pump = Pump(GatewaySettings.model_validate(given), inbox, outbox)
+        pump = Pump(gateway_settings(state_dir=place, brokers=broker.url, linger_ms=0, **given), inbox, outbox)
         try:
             yield pump, inbox
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
+from tests.helpers import gateway_settings
 from towline.errors import JournalFailed, TowlineError
 from towline.gateway.endpoint import error_from
 from towline.gateway.service import GatewayService
@@ -94,8 +94,7 @@ class Served:
         self.reported: dict[str, object] = {"connected": True}
         limits = Limits(segment_bytes=segment_bytes, min_free_bytes=0)
         self.journal = Journal.open(state_dir / "inbox", schema=ROW_SCHEMA, limits=limits)
-        given = {"name": name, "state_dir": state_dir, "brokers": "mqtt://h", "subscriptions": [{"pattern": "t"}]}
-        told = settings or GatewaySettings.model_validate(given)
+        told = settings or gateway_settings(name=name, state_dir=state_dir)
         self.name = told.name
         pump: Any = self.pump
         self.service = GatewayService(
@@ -120,16 +119,9 @@ class Served:
         self.journal.close()
 
 
-@contextlib.contextmanager
-def served(
-    state_dir: Path, *, name: str = "plant", segment_bytes: int = 64 << 20, settings: GatewaySettings | None = None
-) -> Iterator[Served]:
+def served(state_dir: Path, **more: Any) -> contextlib.closing[Served]:
     """Serve a journal while the block runs."""
-    server = Served(state_dir, name=name, segment_bytes=segment_bytes, settings=settings)
-    try:
-        yield server
-    finally:
-        server.close()
+    return contextlib.closing(Served(state_dir, **more))
 
 
 def mark(pid: int | None = None) -> ProcessIdentity:

@@ -9,9 +9,9 @@ from typing import Any
 
 from mqtt5 import PublishPacket, QoS
 
+from tests.helpers import gateway_settings
 from tests.unit.gateway.brokered import Broker, turn
 from towline.gateway.pump import Pump
-from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
 
@@ -38,8 +38,7 @@ def calls_between(first: str, last: str, work: Callable[[], None]) -> list[str]:
 
 def test_a_publish_alone_is_acknowledged_after_a_hundred_calls_at_most(tmp_path: Path, broker: Broker) -> None:
     inbox = Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0))
-    given = {"name": "g", "state_dir": tmp_path, "brokers": broker.url, "subscriptions": [{"pattern": "#", "qos": 1}]}
-    pump = Pump(GatewaySettings.model_validate(given), inbox)
+    pump = Pump(gateway_settings(state_dir=tmp_path, brokers=broker.url), inbox)
     broker.accept(pump, session_present=False)
     broker.line.recv(4096)  # CONNECT and SUBSCRIBE
     turns = list[list[str]]()

@@ -19,7 +19,7 @@ from mqtt5 import (
     UnsubscribePacket,
 )
 
-from tests.helpers import read_all
+from tests.helpers import gateway_settings, read_all
 from tests.unit.gateway.brokered import Broker, pumping
 from towline.errors import BrokerError, ConfigError, Unreachable
 from towline.gateway.pump import Pump
@@ -79,17 +79,10 @@ def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_l
     assert due() is None
 
 
-def test_what_has_several_sessions_is_not_drained(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"name": "g", "state_dir": tmp_path, "subscriptions": [{"pattern": "t/#"}]}
+def test_what_has_several_sessions_is_not_drained() -> None:
     with pytest.raises(ConfigError, match="TL-G57"):
-        check_drainable(GatewaySettings.model_validate(given | {"brokers": "mqtt://a,mqtt://b"}))
-    one = {"brokers": "mqtt://a,mqtt://b", "brokers_share_sessions": True}
-    check_drainable(GatewaySettings.model_validate(given | one))
-
-
-def settings(directory: Path, broker: str, **more: Any) -> GatewaySettings:
-    given = {"name": "g", "state_dir": directory, "brokers": broker, "subscriptions": [{"pattern": "t"}]}
-    return GatewaySettings.model_validate(given | more)
+        check_drainable(gateway_settings(brokers="mqtt://a,mqtt://b"))
+    check_drainable(gateway_settings(brokers="mqtt://a,mqtt://b", brokers_share_sessions=True))
 
 
 def test_a_silent_broker_is_given_up(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +90,7 @@ def test_a_silent_broker_is_given_up(tmp_path: Path, broker: Broker, monkeypatch
     monkeypatch.setattr("towline.gateway.sessions._SESSION_END_TIMEOUT_S", 0.3)
     began = time.monotonic()
     with pytest.raises(Unreachable):
-        end_session(settings(tmp_path, broker.url, connect_timeout_s=30), "g")
+        end_session(gateway_settings(state_dir=tmp_path, brokers=broker.url, connect_timeout_s=30), "g")
     assert time.monotonic() - began < 10
 
 
@@ -112,11 +105,11 @@ def test_a_broker_that_is_busy_is_an_error_to_try_again(tmp_path: Path, broker: 
             line.sendall(ConnAckPacket(reason_code=reason).write())
             lines.append(line)
 
-    lines = list[socket.socket]()
+    lines, settings = list[socket.socket](), gateway_settings(state_dir=tmp_path, brokers=broker.url)
     answering = call_in_thread(answer, "broker")
     with pytest.raises(BrokerError):
-        end_session(settings(tmp_path, broker.url), "g")
-    end_session(settings(tmp_path, broker.url), "g")
+        end_session(settings, "g")
+    end_session(settings, "g")
     answering.result(10)
     for line in lines:
         line.close()

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import gateway_settings
 from tests.unit.gateway.serving import rows
-from tests.unit.gateway.test_settings import settings
 from towline.errors import GatewayError, JournalFailed, TowlineError
 from towline.gateway.identity import (
     OUTBOX_FILE,
@@ -151,7 +151,7 @@ def test_a_session_is_given_up_only_if_it_is_this_lines(tmp_path: Path) -> None:
         record_client_session(directory, client_id, BROKER)
 
     def given(client_id: str, share: dict[str, Any] | None = None) -> str:
-        made = settings(state_dir=own, share=share, abandon_session=client_id, client_id="plant-l-g1")
+        made = gateway_settings(state_dir=own, share=share, abandon_session=client_id, client_id="plant-l-g1")
         return abandoned_client_id(made, {"client_id": "known"})
 
     assert [given(one) for one in ("", "other", "old-3", "plant-l-g1")] == [""] * 4

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import gateway_settings
 from towline import ClientSettings
 from towline.errors import ConfigError, TowlineError, Unreachable
-from towline.gateway.settings import GatewaySettings
 from towline.net.settings import BrokerConnection, Headers
 
 HANGS = threading.Event()
@@ -70,8 +70,7 @@ def read(
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("password_file", "websocket_headers_file", "websocket_query_file")}
-    gateway = {"name": "g", "state_dir": tmp_path, "brokers": "ws://b", "subscriptions": [{"pattern": "a"}]}
-    told = GatewaySettings.model_validate({**gateway, "authenticator": f"{__name__}:Told", **files})
+    told = gateway_settings(brokers="ws://b", authenticator=f"{__name__}:Told", **files)
     for wanted in (options(**files), told.connection):
         for turn in ("1", "2"):
             files["password_file"].write_text(f"p{turn}\n")
@@ -141,9 +140,6 @@ def test_one_thing_gives_the_password(tmp_path: Path) -> None:
         options(password="x", password_file=tmp_path)
     with pytest.raises(TowlineError, match=r"must be module:function.*TL-C51"):
         options(token_provider="x")
-    gateway = {"name": "g", "state_dir": tmp_path, "brokers": "b", "subscriptions": [{"pattern": "a"}]}
-    with pytest.raises(ValueError, match="password_file and token_provider both give the password"):
-        GatewaySettings.model_validate({**gateway, "password_file": "p", "token_provider": "m:f"})
     for way in ({"password_file": tmp_path}, {"token_provider": "m:f"}):
         with pytest.raises(ConfigError, match="a password needs a username"):
             ClientSettings(protocol="3.1.1", **way).connection("mqtt://b", "c")

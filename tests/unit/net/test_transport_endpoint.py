@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.helpers import gateway_settings
 from towline.gateway.settings import GatewaySettings
 from towline.net.endpoint import Endpoint, Proxy
 
@@ -35,7 +34,8 @@ def test_a_uri_is_read_and_shown(uri: str, shown: str) -> None:
     assert str(endpoint) == shown
     assert Endpoint.parse(shown) == endpoint
     assert endpoint.tls is (endpoint.scheme in {"mqtts", "wss"})
-    told = settings(brokers=uri)
+    told = gateway_settings(brokers=uri)
+    assert told.proxy_endpoint is None
     assert told.brokers == (endpoint,)
     assert GatewaySettings.model_validate_json(told.model_dump_json()) == told
 
@@ -70,7 +70,7 @@ def test_a_uri_is_refused_without_being_repeated(uri: str) -> None:
         Endpoint.parse(uri)
     assert "secret" not in str(caught.value)
     with pytest.raises(ValidationError, match="a broker is mqtt://HOST") as refused:
-        settings(brokers=uri)
+        gateway_settings(brokers=uri)
     assert "secret" not in str(refused.value)
 
 
@@ -84,27 +84,6 @@ def test_any_text_is_an_endpoint_or_a_value_error(text: str) -> None:
         return
     else:
         assert Endpoint.parse(str(endpoint)) == endpoint
-
-
-def settings(**given_settings: object) -> GatewaySettings:
-    return GatewaySettings.model_validate(
-        {"name": "x", "state_dir": "/x", "brokers": "mqtt://x", "subscriptions": [{"pattern": "#"}], **given_settings}
-    )
-
-
-@pytest.mark.parametrize(
-    ("given_tls", "said"),
-    [
-        ({"key_file": "k"}, "need cert_file"),
-        ({"key_password_file": "k"}, "need cert_file"),
-        ({"min_version": "1.1"}, "'1.2' or '1.3'"),
-        ({"server_name": ""}, "at least 1 character"),
-        ({"alpn": ["a b"]}, "no space"),
-    ],
-)
-def test_tls_settings_that_contradict_each_other(given_tls: dict[str, object], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        settings(tls=given_tls)
 
 
 @pytest.mark.parametrize(
@@ -135,15 +114,5 @@ def test_a_proxy_is_read_and_shown_without_its_user(uri: str, shown: str, userna
 )
 def test_a_proxy_is_refused_without_being_repeated(uri: str) -> None:
     with pytest.raises(ValidationError, match=r"a proxy is http://.*, its password in proxy_password_file") as caught:
-        settings(proxy=uri)
+        gateway_settings(proxy=uri)
     assert "secret" not in str(caught.value)
-
-
-def test_proxy_settings_that_contradict_each_other(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="needs proxy"):
-        settings(proxy_password_file=tmp_path)
-    with pytest.raises(ValidationError, match="needs a user in the proxy's URI"):
-        settings(proxy="http://proxy:1", proxy_password_file=tmp_path)
-    with pytest.raises(ValidationError, match="not reached through a proxy"):
-        settings(proxy="http://proxy:1", brokers="unix:///x")
-    assert settings().proxy_endpoint is None
