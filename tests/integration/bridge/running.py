@@ -8,31 +8,27 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
+from typing import Any, Self
 
 import psutil
-from confluent_kafka import Consumer, TopicPartition
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from tests.helpers import wait_until
+from tests.helpers import wait_for_end, wait_until
+from tests.integration.kafka.reading import PATIENCE, records
 from towline.bridge.runtime.status import collect_status
-from towline.errors import KafkaError
-from towline.kafka.admin import KafkaAdmin
 from towline_prove.devstack import Mosquitto
 
-__all__ = ["PATIENCE", "Running", "in_kafka", "publish"]
-
-#: A Spark start takes 10 s alone and a minute on a machine that is busy.
-PATIENCE = 240.0
+__all__ = ["PATIENCE", "Flow", "Running", "in_kafka", "kill_all", "publish"]
 
 
 @dataclass
@@ -47,6 +43,13 @@ class Running:
     state: str = "state"
     within: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
+
+    def write(self, mqtt: str, kafka: str, lines: str, *, name: str = "tests", create_topics: bool = False) -> None:
+        """The bridge file: two cores of Spark between these servers, and lines."""
+        create = ", create_topics = { partitions = 1 }" if create_topics else ""
+        head = f'name = "{name}"\nstate_dir = "{self.state}"\nmqtt = {{ brokers = "{mqtt}" }}\n'
+        servers = f'kafka = {{ bootstrap_servers = "{kafka}"{create} }}\nspark = {{ master = "local[2]" }}\n'
+        self.file.write_text(head + servers + lines)
 
     def start(self, *more: str) -> None:
         with (self.directory / "out").open("ab") as out:
@@ -133,38 +136,52 @@ def publish(
 
 
 def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]]:
-    """Key, value and headers of every committed record of partition 0."""
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        with contextlib.suppress(KafkaError):  # a busy machine may leave it without a word for 10 s
-            KafkaAdmin(bootstrap).wait_for_open_transactions(topic)
-            if (records := _read(bootstrap, topic)) is not None:
-                return records
-    raise AssertionError(f"no reader comes to the end of {topic}")
+    """Key, value and headers of every committed record."""
+    return [(one.key(), one.value(), dict(one.headers() or [])) for one in records(bootstrap, topic)]
 
 
-def _read(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]] | None:
-    """What one reader has up to the end; None where nothing comes for 20 s, as on a machine that stood still."""
-    settings = {
-        "bootstrap.servers": bootstrap,
-        "group.id": str(uuid.uuid4()),
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "earliest",
-    }
-    consumer = Consumer(settings)
-    try:
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        records: list[tuple[Any, Any, dict[str, Any]]] = []
-        while True:  # markers of transactions take offsets too, so only the reader knows where the end is
-            if (record := consumer.poll(20)) is None:
-                return None
-            error = record.error()
-            if error is None:
-                records.append((record.key(), record.value(), dict(record.headers() or [])))
-            elif error.name() == "_PARTITION_EOF":
-                return records
-            else:
-                assert error.retriable(), error
-    finally:
-        consumer.close()
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all below it, with -9, and wait until they are gone."""
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait(PATIENCE)
+    wait_for_end(family, PATIENCE)
+
+
+class Flow:
+    """Numbered messages at a steady pace, published beside the test until it is ended; `sent` are at the broker."""
+
+    def __init__(
+        self,
+        broker: Mosquitto,
+        send: Callable[[Mosquitto, int, int], None] = publish,
+        count: int = 50,
+        pause_s: float = 0.1,
+    ) -> None:
+        self._step = partial(send, broker)
+        self._count, self._pause_s = count, pause_s
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.sent = 0
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> int:
+        """Publish no more; how many there were."""
+        self._enough.set()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        return self.sent
+
+    def _run(self) -> None:
+        while not self._enough.is_set():
+            self._step(self.sent, self._count)
+            self.sent += self._count
+            self._enough.wait(self._pause_s)  # as much as there can be would cost CPU and show nothing more

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections import Counter
 from typing import Any
 
@@ -14,9 +13,9 @@ from tests import extremes
 from tests.conftest import NewMosquitto
 from tests.helpers import produce_all, publish_all, wait_until
 from tests.integration.bridge.running import PATIENCE, Running
+from tests.integration.bridge.test_delivery_semantics import kill_gateway, online
 from tests.integration.gateway.test_outbox import Ear
 from tests.integration.kafka.reading import records
-from towline.gateway.endpoint import GatewayEndpoint
 from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Reason
 from towline_prove.devstack import Kafka
 
@@ -59,9 +58,11 @@ def test_every_row_goes_on_or_is_set_aside(bridge: Running, new_mosquitto: NewMo
         wait_until(lambda: gateway(bridge, "line").get("journaled", 0) >= len(sent), PATIENCE, "all stored")
         for _ in range(2):  # once with the rows stored, and once after the restart
             kill_gateway(bridge, "line")
+            online(bridge)
         wait_until(lambda: gateway(bridge, "down").get("outbox", {}).get("accepted"), PATIENCE, "rows in the outbox")
         for _ in range(2):
             kill_gateway(bridge, "down")
+            online(bridge, "down")
         bridge.kill("org.apache.spark.deploy.SparkSubmit")
         wait_until(lambda: is_settled(bridge, len(sent), len(put)), PATIENCE, f"both accounts, seed {SEED}")
 
@@ -82,20 +83,6 @@ def test_every_row_goes_on_or_is_set_aside(bridge: Running, new_mosquitto: NewMo
 
 def gateway(bridge: Running, line: str) -> dict[str, Any]:
     return bridge.line(line)["gateway"] or {}
-
-
-def kill_gateway(bridge: Running, line: str) -> None:
-    """Kill it, and wait until another one has come online."""
-    place = bridge.state_dir.with_name(line)
-    endpoint = wait_until(lambda: GatewayEndpoint.read(place), PATIENCE, "the endpoint")
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(endpoint.pid, signal.SIGKILL)
-
-    def again() -> bool:
-        now = GatewayEndpoint.read(place)
-        return now is not None and now.pid != endpoint.pid and bridge.online(line)
-
-    wait_until(again, PATIENCE, f"the next gateway of {line}: {bridge.out[-300:]}")
 
 
 def is_settled(bridge: Running, received: int, taken: int) -> bool:

@@ -25,24 +25,16 @@ from towline_prove.devstack import Kafka, Mosquitto, free_port
 pytestmark = pytest.mark.spark
 
 
-def write(bridge: Running, mqtt: int, kafka: str, topic: str, more: str = "") -> None:
-    bridge.file.write_text(f"""
-name = "tests"
-state_dir = "state"
-mqtt = {{ brokers = "mqtt://127.0.0.1:{mqtt}" }}
-kafka = {{ bootstrap_servers = "{kafka}" }}
-spark = {{ master = "local[2]" }}
+LINE = """
 [[uplink]]
 name = "line"
+{own}
 [[uplink.route]]
 from = "t/{{device}}/#"
 topic = "{topic}"
 key = "{{device}}"
 where = "length(payload) > 1"
-{more}
-""")
-
-
+"""
 WRONG = """
 [[uplink]]
 name = "wrong"
@@ -99,9 +91,8 @@ def test_messages_arrive_whatever_is_killed(
     name, dead = topic(), topic("dead")
     missing = f"missing.{name}"
     down = f'[[downlink]]\nname = "down"\nfrom = "{missing}"\ntopic = "down/{{key}}"\n'
-    write(bridge, broker.port, kafka.bootstrap, name, down + WRONG.format(topic=name))
-    lettered = f'name = "line"\ndead_letter_topic = "{dead}"'
-    bridge.file.write_text(bridge.file.read_text().replace('name = "line"', lettered))
+    lines = LINE.format(own=f'dead_letter_topic = "{dead}"', topic=name) + down + WRONG.format(topic=name)
+    bridge.write(broker.uri, kafka.bootstrap, lines)
     bridge.start()
     wait_until(lambda: bridge.status()["lines"]["line"]["gateway_running"], PATIENCE, "the gateway")
     publish(broker, 0, 500)
@@ -179,8 +170,8 @@ def stops_in_time(bridge: Running, broker: Mosquitto, kafka: Kafka) -> None:
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
 def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewMosquitto, guarantee: str) -> None:
     broker = new_mosquitto(max_queued_messages="0")
-    write(bridge, broker.port, f"127.0.0.1:{free_port()}", "t")
-    bridge.file.write_text(bridge.file.read_text().replace('"line"', f'"line"\nguarantee = "{guarantee}"'))
+    lines = LINE.format(own=f'guarantee = "{guarantee}"', topic="t")
+    bridge.write(broker.uri, f"127.0.0.1:{free_port()}", lines)
     bridge.start()
     bridge.said("messages are still received and wait on disk")
     wait_until(lambda: bridge.line()["gateway_running"], PATIENCE, "the gateway")

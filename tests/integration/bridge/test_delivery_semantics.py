@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import pytest
@@ -21,10 +21,9 @@ from tests.conftest import NewMosquitto
 from tests.helpers import producer_in_order, wait_until
 from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.mixing import MIXED, check_mixed, publish_mixed, stop_in_mid_batch
-from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from tests.integration.bridge.running import PATIENCE, Flow, Running, in_kafka, publish
 from tests.integration.bridge.test_downlink import TWO_LINES, accounts, lines_of, put, run_through
 from tests.integration.bridge.test_downlink import judge as judge_line
-from tests.integration.bridge.test_downlink import write as write_lines
 from tests.integration.gateway.test_outbox import KEEPING, Ear, in_order
 from towline.bridge.lines.identity import Identity
 from towline.checkpoint import Checkpoint
@@ -41,25 +40,12 @@ from towline_prove.referee import judge_arrivals
 pytestmark = pytest.mark.spark
 
 
-def write(bridge: Running, mqtt: int, kafka: str, line: str, route: str, create: str = "") -> None:
-    bridge.file.write_text(f"""
-name = "tests"
-state_dir = "state"
-mqtt = {{ brokers = "mqtt://127.0.0.1:{mqtt}" }}
-kafka = {{ bootstrap_servers = "{kafka}" {create} }}
-spark = {{ master = "local[2]" }}
-[[uplink]]
-name = "line"
-{line}
-[[uplink.route]]
-{route}
-""")
+def write(bridge: Running, broker: Mosquitto, kafka: str, line: str, route: str) -> None:
+    bridge.write(broker.uri, kafka, f'[[uplink]]\nname = "line"\n{line}\n[[uplink.route]]\n{route}\n')
 
 
 def online(bridge: Running, line: str = "line") -> None:
-    wait_until(
-        lambda: (bridge.line(line)["gateway"] or {}).get("state") == "online", PATIENCE, f"the gateway of {line}"
-    )
+    wait_until(lambda: bridge.online(line), PATIENCE, f"the gateway of {line}")
 
 
 def nothing_waits(bridge: Running, received: int, line: str = "line") -> None:
@@ -82,29 +68,6 @@ def begun(bridge: Running, line: str = "line") -> int | None:
     """The batch that was begun and is not done; None where there is none."""
     planned, done = checkpoint(bridge, line).last_planned_batch(), checkpoint(bridge, line).last_committed_batch()
     return planned if planned and planned != done else None
-
-
-class Flow:
-    """Messages at a steady pace, published beside the test until it is left."""
-
-    def __init__(self, broker: Mosquitto, send: Callable[[Mosquitto, int, int], None] = publish) -> None:
-        self._broker, self._send = broker, send
-        self._enough = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.sent = 0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._enough.set()
-        self._thread.join(PATIENCE)
-
-    def _run(self) -> None:
-        while not self._enough.wait(0.1):  # as much as there can be would cost CPU and show nothing more
-            self._send(self._broker, self.sent, 50)
-            self.sent += 50
 
 
 #: Beside the line at most once: the same messages at least once.
@@ -146,7 +109,7 @@ def carried_up(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Up:
     kafka.create_topics(dict.fromkeys(topics.values(), 1))
     others = BESIDE.format(**topics) + MIXED.format(topic=topics["mixed"])
     route = f'from = "t/#"\ntopic = "{topics["line"]}"' + others
-    write(bridge, broker.port, kafka.bootstrap, 'guarantee = "at_most_once"\nmax_trigger_delay_ms = 0', route)
+    write(bridge, broker, kafka.bootstrap, 'guarantee = "at_most_once"\nmax_trigger_delay_ms = 0', route)
     bridge.start()
     for line in LINES:
         online(bridge, line)
@@ -216,7 +179,7 @@ def test_mqtt_to_kafka_exactly_once_whatever_is_killed(
     own_kafka.create_topics({"t": 2})
     route = 'from = "telemetry/{device}/data"\ntopic = "t"\nkey = "{device}"'
     line = 'guarantee = "exactly_once"\nmax_messages_per_trigger = 150'
-    write(bridge, broker.port, own_kafka.bootstrap, line, route)
+    write(bridge, broker, own_kafka.bootstrap, line, route)
     bridge.start()
     online(bridge)
     wait_until(lambda: checkpoint(bridge).last_committed_batch() is not None, PATIENCE, "the first, empty batch")
@@ -308,7 +271,9 @@ def carried_down(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear) -> 
     still_open = put_in_transactions(kafka, isolated)
     lines = AT_MOST_ONCE.format(topic=source) + TWO_LINES.format(topic=source, dead=dead, most=250)
     lines += ISOLATED.format(topic=isolated)
-    write_lines(bridge, broker, kafka, lines)
+    # A name of the test's own: the Kafka that it shares with others has their markers.
+    name = bridge.directory.parent.name
+    bridge.write(broker.uri, kafka.bootstrap, lines, name=name, create_topics=True)
     bridge.start()
     put(kafka, source, range(STEP))
     for line in ("q0", "q1", "q2"):

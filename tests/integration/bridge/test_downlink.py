@@ -29,17 +29,6 @@ from towline_prove.devstack.process import wait_for
 pytestmark = pytest.mark.spark
 
 
-def write(bridge: Running, broker: Mosquitto, kafka: Kafka, lines: str) -> None:
-    # A name of the test's own: the Kafka that it shares with others has their markers.
-    bridge.file.write_text(f"""
-name = "{bridge.directory.parent.name}"
-state_dir = "state"
-mqtt = {{ brokers = "{broker.uri}" }}
-kafka = {{ bootstrap_servers = "{kafka.bootstrap}", create_topics = {{ partitions = 1 }} }}
-spark = {{ master = "local[2]" }}
-{lines}""")
-
-
 def lines_of(bridge: Running) -> dict[str, Any]:
     lines: dict[str, Any] = collect_status(bridge.directory / "state")["lines"]
     return lines

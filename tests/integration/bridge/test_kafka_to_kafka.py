@@ -7,12 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.conftest import NewTopic
-from tests.helpers import produce_all, wait_for_end, wait_until
-from tests.integration.bridge.running import PATIENCE, in_kafka
+from tests.helpers import produce_all, wait_until
+from tests.integration.bridge.running import PATIENCE, in_kafka, kill_all
 from towline.checkpoint import Checkpoint
 from towline_prove.devstack import Kafka
 
@@ -25,15 +24,6 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "kafka_to_kafka.py"
 def put(bootstrap: str, topic: str, count: int) -> None:
     values = (json.dumps({"number": number, "celsius": 80 + number % 2}) for number in range(count))
     produce_all(bootstrap, topic, ((b"d%d" % (number % 10), value.encode(), []) for number, value in enumerate(values)))
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """The driver, its JVM and every worker at once."""
-    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for one in family:
-        one.kill()
-    process.wait()
-    wait_for_end(family)
 
 
 def test_every_alarm_once_across_kill_9(kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
@@ -50,7 +40,7 @@ def test_every_alarm_once_across_kill_9(kafka: Kafka, topic: NewTopic, tmp_path:
                 "a batch in work",
             )
         finally:
-            kill(first)
+            kill_all(first)
         ended = subprocess.run([*command, "--once"], stdout=log, stderr=log, timeout=PATIENCE, check=False)
     assert ended.returncode == 0, (tmp_path / "log").read_text()[-3000:]
     numbers = [json.loads(value)["number"] for _, value, _ in in_kafka(kafka.bootstrap, target)]

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import signal
 import subprocess
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
-import psutil
 import pytest
 
 from tests.conftest import NewMosquitto, NewTopic
-from tests.helpers import wait_for_end, wait_until
-from tests.integration.bridge.mixing import stands_still
-from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from tests.helpers import wait_until
+from tests.integration.bridge.mixing import JVM, stands_still
+from tests.integration.bridge.running import PATIENCE, Flow, Running, in_kafka, kill_all, publish
 from tests.integration.bridge.test_delivery_semantics import begun, nothing_waits, online
 from towline_prove.devstack import Kafka, Mosquitto
 
-#: In the command line of a bridge's Spark.
-JVM = "org.apache.spark.deploy.SparkSubmit"
-
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 #: One line for each way; what is published goes to both.
-FILE = """
-name = "tests"
-state_dir = "{state}"
-mqtt = {{ brokers = "{mqtt}" }}
-kafka = {{ bootstrap_servers = "{kafka}" }}
-spark = {{ master = "local[2]" }}
+BOTH = """
 [[uplink]]
 name = "least"
 guarantee = "at_least_once"
@@ -52,15 +38,6 @@ def publish_to_both(broker: Mosquitto, first: int, count: int) -> None:
 
 def stop_in_a_batch(bridge: Running, broker: Mosquitto, first: int) -> int:
     """Freeze Spark's JVM in a batch of "once", under a load; return the number after its last message."""
-    enough = threading.Event()
-
-    def load() -> int:
-        number = first
-        while not enough.is_set():
-            publish_to_both(broker, number, 25)
-            number += 25
-        return number
-
     jvm = wait_until(lambda: bridge.child(JVM), PATIENCE, "Spark")
 
     def frozen() -> bool:
@@ -73,23 +50,9 @@ def stop_in_a_batch(bridge: Running, broker: Mosquitto, first: int) -> int:
         jvm.resume()
         return False
 
-    with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(load)
-        try:
-            wait_until(frozen, PATIENCE, "a batch in work")
-        finally:
-            enough.set()
-        return loading.result()
-
-
-def lose(bridge: Running) -> None:
-    """SIGKILL to the bridge and all of its processes."""
-    family = [*psutil.Process(bridge.process.pid).children(recursive=True), psutil.Process(bridge.process.pid)]
-    for one in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            os.kill(one.pid, signal.SIGKILL)
-    bridge.process.wait(PATIENCE)
-    wait_for_end(family, PATIENCE)
+    with Flow(broker, lambda to, sent, count: publish_to_both(to, first + sent, count), 25, 0.0) as flow:
+        wait_until(frozen, PATIENCE, "a batch in work")
+    return first + flow.sent
 
 
 def moved(bridge: Running, to: str) -> None:
@@ -106,7 +69,7 @@ def test_what_is_lost_with_a_machine_and_what_moves_with_its_disk(
     """The disk of "once" moves, after a clean stop and after kill -9; that of "least" is lost. No command is typed."""
     broker = new_mosquitto(max_queued_messages="0")
     topics = {line: topic(line) for line in LINES}
-    bridge.file.write_text(FILE.format(state=bridge.state, mqtt=broker.uri, kafka=kafka.bootstrap, **topics))
+    bridge.write(broker.uri, kafka.bootstrap, BOTH.format(**topics))
     bridge.start()
     for line in LINES:
         online(bridge, line)
@@ -126,7 +89,7 @@ def test_what_is_lost_with_a_machine_and_what_moves_with_its_disk(
         wait_until(lambda line=line: bridge.line(line)["gateway"]["journaled"] >= sent, PATIENCE, f"all in {line}")  # type: ignore[misc]
     gateway = bridge.line("least")["gateway"]
     assert gateway["unacknowledged"] >= gateway["waiting"] > 0, "nothing would be lost"
-    lose(bridge)
+    kill_all(bridge.process)
 
     publish_to_both(broker, sent, 50)
     moved(bridge, "third place")

@@ -6,46 +6,20 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from getpass import getuser
-from itertools import count
 from typing import Any
 
 import pytest
 
 from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until
-from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from tests.integration.bridge.running import PATIENCE, Flow, Running, in_kafka, publish
 from towline.bridge.runtime.state import APPLIED, read_state
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = pytest.mark.spark
-
-
-class Load:
-    """Numbered messages of QoS 2 to a topic, 40 a second until told to stop; the broker has all that are counted."""
-
-    def __init__(self, broker: Mosquitto, topic: str) -> None:
-        self._broker, self._topic = broker, topic
-        self._ending = threading.Event()
-        self.sent = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        for first in count(0, 20):
-            if self._ending.is_set():
-                return
-            publish(self._broker, first, 20, topic=self._topic, text="{}", qos=2)
-            self.sent = first + 20
-            self._ending.wait(0.5)
-
-    def end(self) -> int:
-        self._ending.set()
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-        return self.sent
 
 
 BESIDE = """[[uplink]]
@@ -61,20 +35,14 @@ def write(
 ) -> None:
     """A line of these routes, and lines with one route each beside it: their names, and their topics in Kafka."""
     made = "".join(f'[[uplink.route]]\nfrom = "{one}"\ntopic = "{to}"\n' for one, to in routes)
-    bridge.file.write_text(
-        f"""
-name = "tests"
-state_dir = "state"
-mqtt = {{ brokers = "{broker.uri}" }}
-kafka = {{ bootstrap_servers = "{kafka.bootstrap}" }}
-spark = {{ master = "local[2]" }}
-[[uplink]]
-name = "line"
-guarantee = "exactly_once"
-max_trigger_delay_ms = 1000
-{made}"""
-        + "".join(BESIDE.format(name, topic) for name, topic in beside.items())
-    )
+    line = '[[uplink]]\nname = "line"\nguarantee = "exactly_once"\nmax_trigger_delay_ms = 1000\n'
+    others = "".join(BESIDE.format(name, topic) for name, topic in beside.items())
+    bridge.write(broker.uri, kafka.bootstrap, line + made + others)
+
+
+def load(broker: Mosquitto, topic: str) -> Flow:
+    """Messages of QoS 2 to a topic, 40 a second."""
+    return Flow(broker, partial(publish, topic=topic, text="{}", qos=2), 20, 0.5)
 
 
 def readers(bridge: Running, line: str) -> Any:
@@ -83,15 +51,15 @@ def readers(bridge: Running, line: str) -> Any:
 
 
 @pytest.fixture
-def loads() -> Iterator[list[Load]]:
-    running: list[Load] = []
+def loads() -> Iterator[list[Flow]]:
+    running: list[Flow] = []
     yield running
     for one in running:
         one.end()
 
 
 def test_a_load_runs_through_pauses_reloads_a_restart_and_a_kill(
-    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic, loads: list[Load]
+    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic, loads: list[Flow]
 ) -> None:
     """Lost 0, doubled 0: a topic that changes, one that comes, and one that goes; the first reload is killed midway.
 
@@ -104,7 +72,7 @@ def test_a_load_runs_through_pauses_reloads_a_restart_and_a_kill(
     bridge.program = ("tests.integration.bridge.dying",)
     bridge.start()
     wait_until(lambda: bridge.online() and bridge.online("other"), PATIENCE, "the gateways")
-    kept, old, other = Load(broker, "k/d"), Load(broker, "old/d"), Load(broker, "other/d")
+    kept, old, other = load(broker, "k/d"), load(broker, "old/d"), load(broker, "other/d")
     loads += [kept, old, other]
     for name in ("line", "other"):
         wait_until(lambda: bridge.account(name).get("in_kafka", 0) > 0, PATIENCE, "the first batch")  # noqa: B023
@@ -118,7 +86,7 @@ def test_a_load_runs_through_pauses_reloads_a_restart_and_a_kill(
     bridge.program = ("towline",)
     bridge.start()
     wait_until(lambda: bridge.online() and bridge.line()["query"] == "running", PATIENCE, "the next start")
-    loads.append(fresh := Load(broker, "new/d"))
+    loads.append(fresh := load(broker, "new/d"))
     wait_until(lambda: fresh.sent > 0, PATIENCE, "messages of the new route")
     paused = bridge.line("other")
     assert (paused["query"], paused["account"]["in_kafka"], paused["paused"]["by"]) == ("paused", carried, getuser())

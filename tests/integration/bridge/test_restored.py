@@ -33,7 +33,7 @@ def left_behind(bridge: Running, offset: int) -> None:
 
 
 def test_an_older_copy_stops_the_line_before_intake(bridge: Running, mosquitto: Mosquitto) -> None:
-    write(bridge, mosquitto.port, NOWHERE, 'guarantee = "exactly_once"', 'from = "t/#"\ntopic = "x"')
+    write(bridge, mosquitto, NOWHERE, 'guarantee = "exactly_once"', 'from = "t/#"\ntopic = "x"')
     for offset, words in (
         (15, "at offset 15, the journal ends at 10"),
         (10, "an older copy that was written to since"),

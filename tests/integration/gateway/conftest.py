@@ -192,6 +192,7 @@ class Message(NamedTuple):
     payload: bytes
     expiry_s: int | None
     packet_id: int
+    user_properties: list[tuple[str, str]]
 
 
 class Ear:
@@ -213,7 +214,8 @@ class Ear:
 
     def _on_message(self, _client: Any, _data: Any, message: Any) -> None:
         expiry = getattr(message.properties, "MessageExpiryInterval", None)
-        self.messages.append(Message(message.topic, message.payload, expiry, message.mid))
+        pairs = getattr(message.properties, "UserProperty", [])
+        self.messages.append(Message(message.topic, message.payload, expiry, message.mid, pairs))
 
     @property
     def payloads(self) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -9,17 +10,21 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.helpers import wait_until
+from towline.errors import KafkaError
 from towline.kafka.admin import KafkaAdmin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: Seconds that a machine may take which is busy, or stood still. A Spark start takes 10 s alone, and a minute there.
+PATIENCE = 240.0
+
 
 def records(bootstrap: str, topic: str, *, amid: bool = False) -> list[Any]:
     """Every message of a topic up to its last stable offset, by partition and offset; amid: a transaction is open."""
-    if not amid:
-        KafkaAdmin(bootstrap).wait_for_open_transactions(topic)
+    wait_until(lambda: amid or _has_ended_transactions(bootstrap, topic), PATIENCE, f"the transactions in {topic}")
     reading = {"isolation.level": "read_committed", "enable.auto.commit": False, "enable.partition.eof": True}
+    reading["auto.offset.reset"] = "earliest"
     client = {"bootstrap.servers": bootstrap, "group.id": f"test-{uuid.uuid4()}", "log_level": 0}
     with closing(Consumer({**client, **reading, "error_cb": lambda _error: None})) as consumer:
         left = set(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
@@ -36,8 +41,15 @@ def records(bootstrap: str, topic: str, *, amid: bool = False) -> list[Any]:
                     left.discard(message.partition())
             return not left
 
-        wait_until(complete, what=f"the end of {topic}")
+        wait_until(complete, PATIENCE, f"the end of {topic}")
         return sorted(found, key=lambda message: (message.partition(), message.offset()))
+
+
+def _has_ended_transactions(bootstrap: str, topic: str) -> bool:
+    with contextlib.suppress(KafkaError):  # a busy machine may leave it without a word for 10 s
+        KafkaAdmin(bootstrap).wait_for_open_transactions(topic)
+        return True
+    return False
 
 
 def numbers(bootstrap: str, topic: str, parse: Callable[[bytes], int] = int, *, amid: bool = False) -> list[int]:

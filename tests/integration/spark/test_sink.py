@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 from collections import Counter
@@ -13,29 +14,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.conftest import NewMosquitto
-from tests.helpers import wait_until
+from tests.integration.gateway.test_outbox import Ear, in_order
 from tests.integration.spark.collecting import end_gateway, forget_last_commit
 from towline.gateway.launch import find_running
-from towline.net.client import Client, Message
 from towline_prove.devstack import Mosquitto
-
-
-class Ear:
-    """A subscriber that keeps what it heard."""
-
-    def __init__(self, broker: Mosquitto) -> None:
-        self.client = Client(broker.uri, client_id="ear", subscribe=["#"])
-        self.messages: list[Message] = []
-
-    def hear(self, count: int, timeout: float = 60) -> list[Message]:
-        def heard() -> bool:
-            while (message := self.client.receive(0)) is not None:
-                message.ack()
-                self.messages.append(message)
-            return len(self.messages) >= count
-
-        wait_until(heard, timeout, f"{count} messages")
-        return self.messages
 
 
 @pytest.fixture
@@ -45,9 +27,8 @@ def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
 
 @pytest.fixture
 def ear(broker: Mosquitto) -> Iterator[Ear]:
-    ear = Ear(broker)
-    yield ear
-    ear.client.close()
+    with contextlib.closing(Ear(broker)) as ear:
+        yield ear
 
 
 @pytest.fixture
@@ -65,15 +46,6 @@ def numbered(frame: DataFrame, column: str, topics: int = 3) -> DataFrame:
     )
 
 
-def in_order(messages: list[Message]) -> bool:
-    last: dict[str, int] = {}
-    for message in messages:
-        if int(message.payload or b"") <= last.get(message.topic, -1):
-            return False
-        last[message.topic] = int(message.payload or b"")
-    return True
-
-
 def outbox(state: Path) -> dict[str, Any]:
     client = find_running(state)
     assert client is not None
@@ -88,10 +60,10 @@ def test_a_batch_query_publishes_each_row_once(
 ) -> None:
     writer = numbered(spark.range(0, 300, numPartitions=1), "id").write.format("mqtt").mode("append")
     writer.options(broker=broker.uri, stateDir=str(state), guarantee=guarantee, confirm="broker").save()
-    messages = ear.hear(300)
-    assert Counter(int(m.payload or b"") for m in messages) == Counter(range(300))
-    assert in_order(messages)
-    assert messages[0].user_properties == (("a", "1"), ("a", "2"))
+    ear.until(300)
+    assert Counter(ear.numbers()) == Counter(range(300))
+    assert in_order(ear.messages)
+    assert ear.messages[0].user_properties == [("a", "1"), ("a", "2")]
     account = outbox(state)
     assert (account["accepted"], account["delivered"], account["queued"]) == (300, 300, 0)
     assert account["writers"] == 0, "the job is over, nobody asks for its batches any more"
@@ -112,16 +84,16 @@ def test_a_stream_publishes_each_row_once_whatever_is_killed_and_run_again(
 
     (source / "1.txt").write_text("".join(f"{n}\n" for n in range(200)))
     run()
-    ear.hear(200)
+    ear.until(200)
     assert end_gateway(state, signal.SIGKILL)
     shutil.copytree(state / "outbox", copy := tmp_path / "copy")
     forget_last_commit(checkpoint)  # Spark runs the batch again, and nothing of it may enter a second time
     (source / "2.txt").write_text("".join(f"{n}\n" for n in range(200, 300)))
     run()
-    messages = ear.hear(300)
+    ear.until(300)
     assert outbox(state)["accepted"] == 300
-    assert Counter(int(m.payload or b"") for m in messages) == Counter(range(300))
-    assert in_order(messages)
+    assert Counter(ear.numbers()) == Counter(range(300))
+    assert in_order(ear.messages)
     (source / "3.txt").write_text("300\n")
     assert end_gateway(state, signal.SIGKILL)
     (state / "outbox").rename(tmp_path / "newest")
@@ -132,7 +104,8 @@ def test_a_stream_publishes_each_row_once_whatever_is_killed_and_run_again(
     (state / "outbox").rename(tmp_path / "old")
     (tmp_path / "newest").rename(state / "outbox")
     run()
-    assert Counter(int(m.payload or b"") for m in ear.hear(301)) == Counter(range(301))
+    ear.until(301)
+    assert Counter(ear.numbers()) == Counter(range(301))
 
 
 def test_a_full_outbox_holds_the_query_back_with_one_clear_line(
