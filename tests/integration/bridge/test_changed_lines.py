@@ -20,8 +20,6 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.uplink.query import UplinkQuery
 from towline_prove.devstack import Kafka
 
-pytestmark = pytest.mark.spark
-
 LONG = 150
 
 EXACTLY = 'guarantee = "exactly_once"\n'

@@ -31,8 +31,6 @@ from towline.gateway.launch import ensure_running
 from towline.kafka.admin import KafkaAdmin
 from towline_prove.devstack import Kafka, Mosquitto
 
-pytestmark = pytest.mark.spark
-
 PATIENCE = 120.0
 
 

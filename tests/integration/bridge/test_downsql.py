@@ -20,8 +20,6 @@ from towline.bridge.lines import sql as downsql
 from towline.bridge.messages import internal, message_table
 from towline.bridge.routes import FAULT, OUTCOME, RowOutcome
 
-pytestmark = pytest.mark.spark
-
 RECORD = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"

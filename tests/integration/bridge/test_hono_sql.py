@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import pyarrow as pa
-import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
@@ -33,8 +32,6 @@ from towline.bridge.profiles import HonoSection, profile_lines
 from towline.bridge.routes import RouteTable
 from towline.kafka.deadletters import DeadLetter
 from towline.schema import ROW_SCHEMA
-
-pytestmark = pytest.mark.spark
 
 MILLIS = 1_767_323_045_678
 RECORD = (

@@ -15,8 +15,6 @@ from towline.bridge.runtime.state import BridgeState
 from towline.monitor.bridge import BridgeMonitor
 from towline_prove.devstack import Kafka
 
-pytestmark = pytest.mark.kafka
-
 #: Seconds to wait for the word, which follows Kafka within 10 s where tests leave it the machine.
 SOON = 30
 

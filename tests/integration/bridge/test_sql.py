@@ -20,8 +20,6 @@ from towline.guarantee import Guarantee
 from towline.kafka.deadletters import DeadLetter
 from towline.schema import EVENT_TIME
 
-pytestmark = pytest.mark.spark
-
 NASTY = ["", "a", "b", "t1", "$SYS", "it's", 'say "x"', "back\\slash", "${HOME}", "%_", "ü", "🚀", "line\nend"]
 NASTY += ["{x}", "a b", "..", "x" * 250, "a.markers", "__x"]
 SQL_ERROR = "raise_error(concat('no ', CAST(payload AS STRING)))"

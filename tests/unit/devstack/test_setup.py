@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
+import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-SCRIPT = Path(__file__).parents[3] / "scripts" / "setup.py"
-
-
-@pytest.fixture
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("towline_setup", SCRIPT)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from scripts import setup as script
 
 
-def test_backports_beside_a_stanza_of_the_release(script: ModuleType) -> None:
+def test_backports_beside_a_stanza_of_the_release() -> None:
     text = "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-updates\nComponents: main\n"
     sources = script.backports_sources({"debian.sources": text}, "bookworm")
     assert "Suites: bookworm bookworm-updates bookworm-backports\n" in sources["debian.sources"]
     assert "URIs: http://mirror.example/debian\n" in sources["debian.sources"]
 
 
-def test_backports_beside_a_line_of_the_release(script: ModuleType) -> None:
+def test_backports_beside_a_line_of_the_release() -> None:
     text = (
         "# a comment\n"
         "deb [signed-by=/k.gpg arch=amd64] http://mirror.example/debian bookworm main contrib\n"
@@ -43,15 +32,13 @@ def test_backports_beside_a_line_of_the_release(script: ModuleType) -> None:
     ]
 
 
-def test_sources_of_others_are_left_out(script: ModuleType) -> None:
+def test_sources_of_others_are_left_out() -> None:
     ours = "deb http://mirror.example/debian bookworm main\n"
     theirs = "Types: deb\nURIs: http://tools.example/deb\nSuites: nodistro\nComponents: main\n"
     assert set(script.backports_sources({"a.list": ours, "tools.sources": theirs}, "bookworm")) == {"a.list"}
 
 
-def test_no_service_is_started_by_an_installation(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_service_is_started_by_an_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     policy = tmp_path / "policy-rc.d"
     monkeypatch.setattr(script, "POLICY", policy)
     monkeypatch.setattr(script, "run_as_root", script.run)
@@ -66,8 +53,8 @@ def test_no_service_is_started_by_an_installation(
     assert not policy.exists()
 
 
-def test_without_sudo_the_command_is_named(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(script.shutil, "which", lambda *_, **__: None)
+def test_without_sudo_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(script.Problem, match="Have it done for you: apt-get install x"):
         script.run_as_root("apt-get", "install", "x")

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import conformance
 
 from tests.helpers import lacking
 
 #: Statements that bind a client and have no test: none, and it stays so.
 STILL_MISSING = {"5.0": 0, "3.1.1": 0}
-
-
-def _load() -> ModuleType:
-    path = Path(__file__).parents[3] / "scripts" / "conformance.py"
-    spec = importlib.util.spec_from_file_location("conformance", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["conformance"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-conformance = _load()
 
 
 @pytest.fixture(scope="module")
