@@ -9,13 +9,11 @@ import pytest
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka
-from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, publish
+from tests.integration.conftest import Gateway, NewGateway, publish
 from towline.bridge.runtime.status import EXIT_UNKNOWN, exit_code, render
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = pytest.mark.spark
-
-__all__ = ["new_gateway"]
 
 
 @pytest.fixture

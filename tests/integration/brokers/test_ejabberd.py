@@ -11,15 +11,13 @@ import pytest
 
 from tests.engines.erlang import Ejabberd
 from tests.helpers import wait_until
+from tests.integration.conftest import Gateway, NewGateway, payloads
 from tests.integration.doctor.brokers import examined, wrong
-from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, payloads
 from tests.unit.doctor.bridges import UP, bridge_of
 from towline import ClientSettings
 from towline.delivery.outrows import rows_from_messages
 from towline.doctor.table import Verdict
 from towline.net.client import Client
-
-__all__ = ["new_gateway"]
 
 USER = "towline@localhost"
 

@@ -7,15 +7,13 @@ from pathlib import Path
 
 from tests.engines.erlang import RabbitMQ
 from tests.helpers import wait_until
+from tests.integration.conftest import NewGateway, payloads
 from tests.integration.doctor.brokers import examined, wrong
-from tests.integration.gateway.conftest import NewGateway, new_gateway, payloads
 from tests.unit.doctor.bridges import UP, bridge_of
 from towline import ClientSettings
 from towline.delivery.outrows import rows_from_messages
 from towline.doctor.table import Verdict
 from towline.net.client import Client
-
-__all__ = ["new_gateway"]
 
 
 def test_auto_finds_out_that_it_speaks_3_1_1_and_a_session_outlives_a_kill(

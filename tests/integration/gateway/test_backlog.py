@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.gateway.conftest import NewGateway, publish
+from tests.integration.conftest import NewGateway, publish
 from towline import Client
 from towline_prove.devstack import Mosquitto
 from towline_prove.load import LoadPlan, run_load

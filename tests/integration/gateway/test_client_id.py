@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tests.integration.gateway.conftest import NewGateway, payloads, publish
+from tests.integration.conftest import NewGateway, payloads, publish
 from towline.gateway.process import EXIT_CONFIG
 from towline.journal import Journal
 from towline.schema import NO_ROWS, ROW_SCHEMA

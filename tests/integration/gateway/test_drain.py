@@ -16,7 +16,7 @@ from typing import Any
 from mqtt5 import ConnAckPacket, ConnectPacket
 
 from tests.helpers import commit, read_all, wait_until
-from tests.integration.gateway.conftest import Gateway, NewGateway, publish
+from tests.integration.conftest import Gateway, NewGateway, publish
 from towline.errors import GatewayError
 from towline.gateway.client import GatewayClient
 from towline.gateway.identity import read_client_sessions

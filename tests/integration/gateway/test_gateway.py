@@ -13,7 +13,7 @@ from mqtt5 import ConnectPacket
 
 from tests.conftest import NewMosquitto
 from tests.helpers import commit, wait_until
-from tests.integration.gateway.conftest import Gateway, NewGateway, payloads, publish
+from tests.integration.conftest import Gateway, NewGateway, payloads, publish
 from tests.integration.gateway.test_outbox import save
 from towline import Client, ClientSettings, Publisher
 from towline_prove.devstack import Mosquitto

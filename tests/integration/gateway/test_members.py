@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.helpers import ServiceManager, wait_until
-from tests.integration.gateway.conftest import NewMembers
+from tests.integration.conftest import NewMembers
 from towline import Client
 from towline.gateway.identity import read_client_sessions
 from towline.gateway.launch import find_running

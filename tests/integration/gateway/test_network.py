@@ -10,7 +10,7 @@ from pyarrow import flight
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.gateway.conftest import NewGateway, publish
+from tests.integration.conftest import NewGateway, publish
 from tests.unit.gateway.remote import Pki
 from towline.gateway.client import GatewayClient
 from towline.gateway.process import EXIT_CONFIG

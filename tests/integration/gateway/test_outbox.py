@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.gateway.conftest import Ear, Gateway, Message, NewGateway, outbox
+from tests.integration.conftest import Ear, Gateway, Message, NewGateway, outbox
 from towline.delivery.outrows import rows_from_messages
 from towline.delivery.refused import RefusedMessages
 from towline.mqtt.reasons import CONNECTION_CUT

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.gateway.conftest import NewGateway, publish
+from tests.integration.conftest import NewGateway, publish
 
 
 @pytest.mark.parametrize("protocol", ["3.1.1", "3.1"])

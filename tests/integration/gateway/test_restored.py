@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import NewMosquitto
-from tests.integration.gateway.conftest import Gateway, NewGateway, payloads, publish
+from tests.integration.conftest import Gateway, NewGateway, payloads, publish
 from towline.errors import ReaderFenced
 from towline.gateway.client import Lease
 from towline.gateway.launch import ensure_running

@@ -13,7 +13,7 @@ from mqtt5 import PublishPacket, QoS
 
 from tests.conftest import NewMosquitto
 from tests.helpers import publish_all
-from tests.integration.gateway.conftest import Gateway, NewGateway
+from tests.integration.conftest import Gateway, NewGateway
 from towline import Client, ClientSettings
 from towline_prove.devstack import Mosquitto
 

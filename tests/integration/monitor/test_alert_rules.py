@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from tests.conftest import NewMosquitto
 from tests.engines.alert_rules import EXAMPLES, RULES, Hurt, firing, promtool
 from tests.helpers import wait_until
-from tests.integration.gateway.conftest import NewGateway
+from tests.integration.conftest import NewGateway
 from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, Known, a_bridge, a_gateway
 from tests.unit.monitor.test_examples import EXPRESSIONS, plain
 from tests.unit.monitor.test_metrics import NOW, PUBLISHER, everything, exported

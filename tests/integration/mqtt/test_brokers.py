@@ -9,7 +9,7 @@ import pytest
 from mqtt5 import ConnAckPacket, ConnectPacket, DisconnectPacket, PingReqPacket
 
 from tests.conftest import NewMosquitto
-from tests.integration.gateway.conftest import NewGateway, publish
+from tests.integration.conftest import NewGateway, publish
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.ways import Relay
 from towline.mqtt.checks import MalformedPacket

@@ -16,7 +16,7 @@ from mqtt5 import (
 )
 
 from tests.conftest import NewMosquitto
-from tests.integration.gateway.conftest import NewGateway
+from tests.integration.conftest import NewGateway
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
 from towline import Client, ClientSettings, Filter

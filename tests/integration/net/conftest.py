@@ -1,4 +1,4 @@
-"""Certificates made for one test, and the gateway to carry messages."""
+"""Certificates made for one test."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from pathlib import Path
 
 import pytest
 import trustme
-
-from tests.integration.gateway.conftest import new_gateway
-
-__all__ = ["Authority", "authority", "new_gateway"]
 
 
 class Authority:

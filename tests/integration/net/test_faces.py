@@ -15,7 +15,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.gateway.conftest import NewGateway
+from tests.integration.conftest import NewGateway
 from tests.integration.net.ways import Relay, exactly
 from towline import Client, ClientSettings, Publisher, WillSettings
 from towline_prove.devstack.process import free_port

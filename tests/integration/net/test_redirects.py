@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from mqtt5 import ConnAckPacket, ConnAckReasonCode, ConnectPacket
 
-from tests.integration.gateway.conftest import NewGateway, publish
+from tests.integration.conftest import NewGateway, publish
 from tests.integration.net.scripted import Line, Scripted
 from towline import Client, ClientSettings
 from towline_prove.devstack import Mosquitto

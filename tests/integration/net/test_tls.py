@@ -13,7 +13,7 @@ from mqtt5 import ConnectPacket
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.gateway.conftest import NewGateway
+from tests.integration.conftest import NewGateway
 from tests.integration.net.conftest import Authority
 from towline import Client, ClientSettings
 from towline.cli import main

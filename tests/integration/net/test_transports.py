@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import NewMosquitto
-from tests.integration.gateway.conftest import Gateway, NewGateway
+from tests.integration.conftest import Gateway, NewGateway
 from tests.integration.net.conftest import Authority
 from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline import Client, ClientSettings

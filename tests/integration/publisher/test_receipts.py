@@ -24,14 +24,12 @@ from paho.mqtt.properties import Properties
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
+from tests.integration.conftest import Gateway, NewGateway
 from towline import AsyncPublisher, Publisher, files
 from towline.delivery.receipts.mark import ReceiptKeys
 from towline.errors import ConfigError, GatewayError, PublisherError
 from towline.gateway.client import Lease
 from towline_prove.devstack import Mosquitto
-
-__all__ = ["new_gateway"]
 
 #: Publishes numbered messages with receipts, says of each that it is on disk, and waits to be killed.
 LIFE = """

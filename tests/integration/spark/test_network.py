@@ -19,15 +19,13 @@ import pytest
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
+from tests.integration.conftest import Gateway, NewGateway
 from tests.integration.spark.searching import contents, crawled, rest_of, running
 from tests.unit.gateway.remote import Pki
 from towline.gateway.access import KEY_FILE
 from towline.mqtt.events import Filter
 from towline.net.client import Client
 from towline_prove.devstack.process import free_port
-
-__all__ = ["new_gateway"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

@@ -1,4 +1,4 @@
-"""A real gateway process for tests: started, hurt and read back."""
+"""A real gateway process for tests of every room: started, hurt and read back."""
 
 from __future__ import annotations
 
