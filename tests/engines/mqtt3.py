@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mqtt5 import (
-    ConnAckPacket,
-    ConnectPacket,
-    DisconnectPacket,
-    PingReqPacket,
-    PingRespPacket,
-    QoS,
-    SubAckPacket,
-    SubscribePacket,
-    TopicFilter,
-    UnsubAckPacket,
-    UnsubscribePacket,
-    Will,
-)
+import mqtt5
 
 from towline.mqtt.checks import FieldReader
 from towline.mqtt.codec3 import (
@@ -45,7 +32,7 @@ _NEGATIVE: Final = 0x80
 _NEVER: Final = 0xFFFFFFFF
 
 
-def _read_connect(body: FieldReader, version: int) -> ConnectPacket:
+def _read_connect(body: FieldReader, version: int) -> mqtt5.ConnectPacket:
     name = PROTOCOL_NAMES[version]
     if body.take_bytes(len(name)) != name:
         raise ValueError("another protocol name or level [MQTT-3.1.2-1, -2]")
@@ -59,7 +46,7 @@ def _read_connect(body: FieldReader, version: int) -> ConnectPacket:
     clean = bool(flags & 2)
     if not client_id and (not clean or version == LEVEL_31):
         raise ValueError("an empty client id needs MQTT 3.1.1 and a clean session [MQTT-3.1.3-7]")
-    return ConnectPacket(
+    return mqtt5.ConnectPacket(
         client_id,
         username=username,
         password=password,
@@ -80,30 +67,30 @@ def _check_connect_flags(flags: int) -> None:
         raise ValueError("a password without a user name [MQTT-3.1.2-22]")
 
 
-def _read_will(body: FieldReader, flags: int) -> Will:
+def _read_will(body: FieldReader, flags: int) -> mqtt5.Will:
     topic, payload = body.string(), body.binary()
-    return Will(topic, payload=payload, qos=QoS(flags >> 3 & 3), retain=bool(flags & 0x20))
+    return mqtt5.Will(topic, payload=payload, qos=mqtt5.QoS(flags >> 3 & 3), retain=bool(flags & 0x20))
 
 
-def _read_subscribe(body: FieldReader, _version: int) -> SubscribePacket:
+def _read_subscribe(body: FieldReader, _version: int) -> mqtt5.SubscribePacket:
     packet_id, filters = body.packet_id(), []
     while body.remaining_bytes:
         pattern, qos = _filter(body), body.byte()
         if qos > _MAX_QOS:
             raise ValueError("requested QoS is above 2 or reserved bits are set [MQTT-3.8.3-4]")
-        filters.append(TopicFilter(pattern, max_qos=QoS(qos), retain_as_published=False))
+        filters.append(mqtt5.TopicFilter(pattern, max_qos=mqtt5.QoS(qos), retain_as_published=False))
     if not filters:
         raise ValueError("SUBSCRIBE without a topic filter [MQTT-3.8.3-3]")
-    return SubscribePacket(packet_id, filters)
+    return mqtt5.SubscribePacket(packet_id, filters)
 
 
-def _read_unsubscribe(body: FieldReader, _version: int) -> UnsubscribePacket:
+def _read_unsubscribe(body: FieldReader, _version: int) -> mqtt5.UnsubscribePacket:
     packet_id, patterns = body.packet_id(), []
     while body.remaining_bytes:
         patterns.append(_filter(body))
     if not patterns:
         raise ValueError("UNSUBSCRIBE without a topic filter [MQTT-3.10.3-2]")
-    return UnsubscribePacket(packet_id, patterns)
+    return mqtt5.UnsubscribePacket(packet_id, patterns)
 
 
 def _filter(body: FieldReader) -> str:
@@ -113,17 +100,17 @@ def _filter(body: FieldReader) -> str:
     return pattern
 
 
-def _read_pingreq(body: FieldReader, _version: int) -> PingReqPacket:
+def _read_pingreq(body: FieldReader, _version: int) -> mqtt5.PingReqPacket:
     body.check_end()
-    return PingReqPacket()
+    return mqtt5.PingReqPacket()
 
 
-def _read_disconnect(body: FieldReader, _version: int) -> DisconnectPacket:
+def _read_disconnect(body: FieldReader, _version: int) -> mqtt5.DisconnectPacket:
     body.check_end()
-    return DisconnectPacket()
+    return mqtt5.DisconnectPacket()
 
 
-def _write_connack(packet: ConnAckPacket, version: int) -> tuple[int, bytes]:
+def _write_connack(packet: mqtt5.ConnAckPacket, version: int) -> tuple[int, bytes]:
     if packet.reason_code not in CONNACK_CODES:
         raise ValueError(f"MQTT 3 can't carry reason code {int(packet.reason_code):#x} in CONNACK")
     code = CONNACK_CODES.index(packet.reason_code)
@@ -132,12 +119,12 @@ def _write_connack(packet: ConnAckPacket, version: int) -> tuple[int, bytes]:
     return CONNACK << 4, bytes((packet.session_present and version != LEVEL_31, code))
 
 
-def _write_suback(packet: SubAckPacket, _version: int) -> tuple[int, bytes]:
+def _write_suback(packet: mqtt5.SubAckPacket, _version: int) -> tuple[int, bytes]:
     codes = bytes(min(int(code), _NEGATIVE) for code in packet.reason_codes)
     return SUBACK << 4, packet_id_bytes(packet.packet_id) + codes
 
 
-def _write_unsuback(packet: UnsubAckPacket, _version: int) -> tuple[int, bytes]:
+def _write_unsuback(packet: mqtt5.UnsubAckPacket, _version: int) -> tuple[int, bytes]:
     if any(int(code) >= _NEGATIVE for code in packet.reason_codes):
         raise ValueError("MQTT 3 can't carry a refused UNSUBSCRIBE")
     return UNSUBACK << 4, packet_id_bytes(packet.packet_id)
@@ -154,9 +141,9 @@ READERS.update(
 )
 WRITERS.update(
     {
-        ConnAckPacket: _write_connack,
-        SubAckPacket: _write_suback,
-        UnsubAckPacket: _write_unsuback,
-        PingRespPacket: lambda _packet, _version: (PINGRESP << 4, b""),
+        mqtt5.ConnAckPacket: _write_connack,
+        mqtt5.SubAckPacket: _write_suback,
+        mqtt5.UnsubAckPacket: _write_unsuback,
+        mqtt5.PingRespPacket: lambda _packet, _version: (PINGRESP << 4, b""),
     }
 )

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
+import mqtt5
 import pytest
-from mqtt5 import (
-    DisconnectPacket,
-    PingReqPacket,
-    PingRespPacket,
-    PubAckPacket,
-    PubCompPacket,
-    PublishPacket,
-    PubRecPacket,
-    PubRelPacket,
-    QoS,
-)
 
 from tests.conftest import NewMosquitto
 from tests.integration.conftest import NewGateway
@@ -22,7 +12,7 @@ from tests.integration.net.test_client import take
 from towline import Client, ClientSettings, Filter
 from towline_prove.devstack import Mosquitto
 
-AT_LEAST_ONCE, EXACTLY_ONCE = QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE
+AT_LEAST_ONCE, EXACTLY_ONCE = mqtt5.QoS.AT_LEAST_ONCE, mqtt5.QoS.EXACTLY_ONCE
 
 
 # Subscription options -------------------------------------------------------------------------------------------------
@@ -48,8 +38,8 @@ def test_several_identifiers_in_one_message_reach_the_column(new_gateway: NewGat
     def script(line: Line) -> None:
         line.welcome()
         asked.extend(line.subscribed().subscription_id for _ in range(2))
-        line.send(PublishPacket("t/1", b"1", qos=AT_LEAST_ONCE, packet_id=1, subscription_ids=[9, 3]))
-        assert line.expect(PubAckPacket).packet_id == 1
+        line.send(mqtt5.PublishPacket("t/1", b"1", qos=AT_LEAST_ONCE, packet_id=1, subscription_ids=[9, 3]))
+        assert line.expect(mqtt5.PubAckPacket).packet_id == 1
         assert line.closed()
 
     subscriptions = [{"pattern": "t/#", "identifier": 3}, {"pattern": "t/1", "identifier": 9}]
@@ -81,8 +71,8 @@ def test_members_of_a_group_share_the_messages(mosquitto: Mosquitto) -> None:
         assert len(take(everything, 100)) == 100
 
 
-def sent(line: Line, count: int) -> list[PublishPacket]:
-    return [line.expect(PublishPacket) for _ in range(count)]
+def sent(line: Line, count: int) -> list[mqtt5.PublishPacket]:
+    return [line.expect(mqtt5.PublishPacket) for _ in range(count)]
 
 
 # Keep alive ---------------------------------------------------------------------------------------------------------
@@ -111,17 +101,17 @@ def test_the_servers_receive_maximum_bounds_what_is_open() -> None:
         line.welcome(receive_max=2, server_keep_alive=3)
         line.subscribed()
         first, second = sent(line, 2)
-        line.send(PublishPacket("t", b"1", qos=AT_LEAST_ONCE, packet_id=1))
-        line.send(PublishPacket("t", b"2", qos=EXACTLY_ONCE, packet_id=2))
-        assert isinstance(line.receive(), PubAckPacket)
-        assert isinstance(line.receive(), PubRecPacket)
-        assert isinstance(line.receive(), PingReqPacket), "and no third PUBLISH"
-        line.send(PingRespPacket(), PubRelPacket(2))
-        assert isinstance(line.receive(), PubCompPacket)
-        line.send(PubAckPacket(first.packet_id or 0))
+        line.send(mqtt5.PublishPacket("t", b"1", qos=AT_LEAST_ONCE, packet_id=1))
+        line.send(mqtt5.PublishPacket("t", b"2", qos=EXACTLY_ONCE, packet_id=2))
+        assert isinstance(line.receive(), mqtt5.PubAckPacket)
+        assert isinstance(line.receive(), mqtt5.PubRecPacket)
+        assert isinstance(line.receive(), mqtt5.PingReqPacket), "and no third PUBLISH"
+        line.send(mqtt5.PingRespPacket(), mqtt5.PubRelPacket(2))
+        assert isinstance(line.receive(), mqtt5.PubCompPacket)
+        line.send(mqtt5.PubAckPacket(first.packet_id or 0))
         (third,) = sent(line, 1)
-        line.send(PubAckPacket(second.packet_id or 0), PubAckPacket(third.packet_id or 0))
-        assert isinstance(line.receive(), DisconnectPacket)
+        line.send(mqtt5.PubAckPacket(second.packet_id or 0), mqtt5.PubAckPacket(third.packet_id or 0))
+        assert isinstance(line.receive(), mqtt5.DisconnectPacket)
 
     with Scripted(script) as server, Client(server.uri, client_id="x", subscribe=[Filter("t", 2)]) as client:
         receipts = [client.publish("u", b"%d" % number) for number in range(3)]

@@ -8,16 +8,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import mqtt5
 import pyarrow as pa
 import pytest
-from mqtt5 import (
-    ConnAckPacket,
-    PubAckPacket,
-    PubAckReasonCode,
-    PublishPacket,
-    PubRecPacket,
-    QoS,
-)
 
 from tests.helpers import read_all
 from towline.bridge.lines.account import LineNotes, downlink_account
@@ -74,7 +67,7 @@ class Line:
             self.outbox.append_batch(outbox_rows(*rows))
         self.config = SessionConfig("c", "w", unknown_session="adopt", durable_ids=True, exactly_once=exactly_once)
         self.session = Session(self.config)
-        self.sent: list[PublishPacket] = []
+        self.sent: list[mqtt5.PublishPacket] = []
         self.packets: list[Any] = []
         self.log = Log()
         self.sender = OutboxSender(
@@ -96,7 +89,7 @@ class Line:
         for action in self.session.handle(event, time.monotonic()):
             if isinstance(action, Send):
                 self.packets += read_all(action.data)
-                self.sent += [packet for packet in read_all(action.data) if isinstance(packet, PublishPacket)]
+                self.sent += [packet for packet in read_all(action.data) if isinstance(packet, mqtt5.PublishPacket)]
             else:
                 self.sender.perform(action)
 
@@ -104,7 +97,7 @@ class Line:
         """Come online, and return what is published then."""
         self.sent.clear()
         self.handle(ConnectionOpened())
-        self.handle(PacketsReceived([ConnAckPacket(session_present=present, receive_max=window, **connack)]))
+        self.handle(PacketsReceived([mqtt5.ConnAckPacket(session_present=present, receive_max=window, **connack)]))
         self.sender.turn()
         self.sender.turn()
         return [int(packet.payload) for packet in self.sent]
@@ -115,10 +108,10 @@ class Line:
         self.sender.connection_lost(self.session.outbound.withdraw_unsent())
         return self.session.outbound.culprit_token is not None
 
-    def answer(self, reason: PubAckReasonCode = PubAckReasonCode.SUCCESS) -> None:
+    def answer(self, reason: mqtt5.PubAckReasonCode = mqtt5.PubAckReasonCode.SUCCESS) -> None:
         ids = [packet.packet_id for packet in self.sent if packet.packet_id]
         self.sent.clear()
-        self.handle(PacketsReceived([PubAckPacket(packet_id, reason_code=reason) for packet_id in ids]))
+        self.handle(PacketsReceived([mqtt5.PubAckPacket(packet_id, reason_code=reason) for packet_id in ids]))
         self.sender.turn()
 
     def drain(self) -> list[int]:
@@ -142,7 +135,7 @@ def test_a_message_postponed_is_overtaken_by_none_of_its_topic_that_had_not_left
     monkeypatch.setattr(time, "monotonic", lambda: now)
     line = Line(tmp_path, 6, topics=2)
     assert line.connect(window=1) == [0]
-    line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
+    line.answer(mqtt5.PubAckReasonCode.QUOTA_EXCEEDED)
     assert line.drain() == [1, 3, 5], "the other topic goes on"
     assert line.sender.status()["put_off"] == 3
     now += 2
@@ -172,7 +165,7 @@ def test_a_refused_message_that_could_not_be_stored_is_not_sent_meanwhile(
     line = Line(tmp_path, 2, topics=2)
     line.connect()
     monkeypatch.setattr(line.sender.refused_messages, "store", Mock(side_effect=journal_full("refused", "no room")))
-    line.answer(PubAckReasonCode.NOT_AUTHORIZED)
+    line.answer(mqtt5.PubAckReasonCode.NOT_AUTHORIZED)
     line.end(ConnectionLost())
     assert line.connect() == []
     assert line.log.codes == ["TL-M49"]
@@ -214,12 +207,12 @@ def test_exactly_once_stands_still_at_the_first_qos_2_message_that_was_acknowled
 def test_exactly_once_continues_at_a_broker_that_knows_qos_2_and_refuses_nothing_at_another(tmp_path: Path) -> None:
     line = Line(tmp_path / "one", 5, qos=2, exactly_once=True)
     line.connect()
-    line.handle(PacketsReceived([PubRecPacket(line.sent[0].packet_id or 0)]))
+    line.handle(PacketsReceived([mqtt5.PubRecPacket(line.sent[0].packet_id or 0)]))
     line.sender.turn()
     assert [int(packet.payload) for packet in line.sent] == [0, 1, 2, 3, 4]
     assert line.sender.blocked_reason is None
     line = Line(tmp_path / "other", 3, qos=2, exactly_once=True)
-    assert line.connect(max_qos=QoS.AT_LEAST_ONCE) == []
+    assert line.connect(max_qos=mqtt5.QoS.AT_LEAST_ONCE) == []
     assert line.refused() == []
     assert line.sender.status()["queued"] == 3
     assert "Maximum QoS" in (line.sender.blocked_reason or "")
@@ -237,7 +230,7 @@ def test_after_a_crash_qos_1_goes_out_again_under_the_same_packet_ids_with_dup(t
     """[MQTT-4.4.0-1], [MQTT-3.3.1-1], where the broker has kept the session."""
     line = Line(tmp_path, 30)
     line.connect(window=10)
-    line.handle(PacketsReceived([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:4]]))
+    line.handle(PacketsReceived([mqtt5.PubAckPacket(packet.packet_id or 0) for packet in line.sent[:4]]))
     line.sender.turn()
     before = {int(packet.payload): packet.packet_id for packet in line.sent}
     assert list(before) == list(range(14))

@@ -6,13 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import mqtt5
 import pytest
-from mqtt5 import (
-    PubAckReasonCode,
-    PubCompPacket,
-    PubRecPacket,
-    PubRecReasonCode,
-)
 
 from tests.unit.delivery.test_outbound import Line, outbox_rows
 from tests.unit.journal.support import FillingDisk
@@ -137,7 +132,7 @@ def test_what_expires_while_it_is_postponed_lets_the_next_go(tmp_path: Path, clo
     line = Line(tmp_path, 0)
     arrive(line, 2, None)
     line.connect(window=1)
-    line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
+    line.answer(mqtt5.PubAckReasonCode.QUOTA_EXCEEDED)
     assert line.sent == []
     clock.now += 3
     line.sender.turn()
@@ -159,7 +154,7 @@ def test_a_turn_is_due_when_the_clock_alone_has_something_to_do(tmp_path: Path, 
     assert line.sender.next_turn_at() is None
     arrive(line, None)
     line.sender.turn()
-    line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
+    line.answer(mqtt5.PubAckReasonCode.QUOTA_EXCEEDED)
     line.sender.flush()
     assert line.sender.next_turn_at() == clock.now + 1.0, "what was put off"
     line.end(ConnectionLost())
@@ -230,7 +225,7 @@ def test_of_a_row_that_is_gone_only_the_packet_id_is_given_back(tmp_path: Path, 
     assert after.connect() == []
     unfinished = {i: (message.token, message.phase) for i, message in after.session.outbound._unfinished.items()}
     assert unfinished == ({packet_id: (0, Phase.RELEASED)} if pubrel else {})
-    after.handle(PacketsReceived([PubCompPacket(packet_id)]))
+    after.handle(PacketsReceived([mqtt5.PubCompPacket(packet_id)]))
     assert after.outbox.in_flight == {}
 
 
@@ -241,13 +236,13 @@ def test_what_nobody_is_subscribed_to_is_counted_over_a_restart_too(tmp_path: Pa
     line = Line(tmp_path, 2, qos=2, on_outcome=lambda *outcome: outcomes.append(outcome))
     line.connect()
     first, second = (packet.packet_id or 0 for packet in line.sent)
-    nobody = PubRecPacket(first, reason_code=PubRecReasonCode.NO_MATCHING_SUBSCRIBERS)
-    line.handle(PacketsReceived([nobody, PubRecPacket(second)]))
+    nobody = mqtt5.PubRecPacket(first, reason_code=mqtt5.PubRecReasonCode.NO_MATCHING_SUBSCRIBERS)
+    line.handle(PacketsReceived([nobody, mqtt5.PubRecPacket(second)]))
     if killed:
         line.outbox.close()
         line = Line(tmp_path, 0, on_outcome=lambda *outcome: outcomes.append(outcome))
         line.connect()
-    line.handle(PacketsReceived([PubCompPacket(first), PubCompPacket(second)]))
+    line.handle(PacketsReceived([mqtt5.PubCompPacket(first), mqtt5.PubCompPacket(second)]))
     status = line.sender.status()
     assert (status["delivered"], status["acknowledged"], status["unmatched"]) == (2, 2, 1)
     assert outcomes == [(0, Outcome.DELIVERED, 0x10), (1, Outcome.DELIVERED, 0)]

@@ -9,20 +9,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import mqtt5
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from mqtt5 import (
-    DisconnectPacket,
-    DisconnectReasonCode,
-    PubAckPacket,
-    PubAckReasonCode,
-    PubCompPacket,
-    PublishPacket,
-    PubRecPacket,
-    PubRecReasonCode,
-    PubRelPacket,
-)
 
 from tests.unit.delivery.test_outbound import Line, outbox_rows
 from tests.unit.journal.support import FAST, FillingDisk
@@ -74,13 +64,13 @@ class SenderLife(RuleBasedStateMachine):
 
     def _collect(self) -> None:
         for packet in self.line.packets:
-            if isinstance(packet, PublishPacket):
+            if isinstance(packet, mqtt5.PublishPacket):
                 assert int(packet.payload) not in self.refused
                 if int(packet.qos) < 2 or packet.packet_id not in self.held:
                     self.taken.append(int(packet.payload))
                 if int(packet.qos) == 2:
                     self.held.add(packet.packet_id or 0)
-            if isinstance(packet, PublishPacket | PubRelPacket) and packet.packet_id:
+            if isinstance(packet, mqtt5.PublishPacket | mqtt5.PubRelPacket) and packet.packet_id:
                 self.open.append(packet)
         self.line.packets.clear()
 
@@ -102,16 +92,18 @@ class SenderLife(RuleBasedStateMachine):
     @rule()
     def line_breaks(self) -> None:
         self.online, self.open = False, []
-        self.line.end(PacketsReceived([DisconnectPacket(reason_code=DisconnectReasonCode.SERVER_SHUTTING_DOWN)]))
+        self.line.end(
+            PacketsReceived([mqtt5.DisconnectPacket(reason_code=mqtt5.DisconnectReasonCode.SERVER_SHUTTING_DOWN)])
+        )
 
     @precondition(lambda self: self.online and self.open)
     @rule(reason=st.sampled_from([OK, OK, OK, NOBODY, QUOTA, REFUSED]))
     def answer(self, reason: int) -> None:
         packet = self.open.pop(0)
         reply: Any
-        if isinstance(packet, PubRelPacket):
+        if isinstance(packet, mqtt5.PubRelPacket):
             self.held.discard(packet.packet_id)
-            reply = PubCompPacket(packet.packet_id)
+            reply = mqtt5.PubCompPacket(packet.packet_id)
         else:
             number = int(packet.payload)
             if reason in {QUOTA, REFUSED}:
@@ -121,9 +113,9 @@ class SenderLife(RuleBasedStateMachine):
                 self.refused |= {number} if reason == REFUSED else set()
             self.unmatched |= {number} if reason == NOBODY else set()
             if int(packet.qos) == 1:
-                reply = PubAckPacket(packet.packet_id, reason_code=PubAckReasonCode(reason))
+                reply = mqtt5.PubAckPacket(packet.packet_id, reason_code=mqtt5.PubAckReasonCode(reason))
             else:
-                reply = PubRecPacket(packet.packet_id, reason_code=PubRecReasonCode(reason))
+                reply = mqtt5.PubRecPacket(packet.packet_id, reason_code=mqtt5.PubRecReasonCode(reason))
         try:
             self.line.handle(PacketsReceived([reply]))
         except JournalFull:

@@ -7,17 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import mqtt5
 import pytest
-from mqtt5 import (
-    ConnAckPacket,
-    ConnAckReasonCode,
-    ConnectPacket,
-    PingReqPacket,
-    PingRespPacket,
-    UnsubAckPacket,
-    UnsubAckReasonCode,
-    UnsubscribePacket,
-)
 
 from tests.helpers import gateway_settings, read_all
 from tests.unit.gateway.brokered import Broker, pumping
@@ -95,14 +86,14 @@ def test_a_silent_broker_is_given_up(tmp_path: Path, broker: Broker, monkeypatch
 
 
 def test_a_broker_that_is_busy_is_an_error_to_try_again(tmp_path: Path, broker: Broker) -> None:
-    answers = [ConnAckReasonCode.SERVER_BUSY, ConnAckReasonCode.SUCCESS]
+    answers = [mqtt5.ConnAckReasonCode.SERVER_BUSY, mqtt5.ConnAckReasonCode.SUCCESS]
 
     def answer() -> None:
         for reason in answers:
             line, _ = broker.listener.accept()
-            connect = next(one for one in read_all(line.recv(4096)) if isinstance(one, ConnectPacket))
+            connect = next(one for one in read_all(line.recv(4096)) if isinstance(one, mqtt5.ConnectPacket))
             assert (connect.clean_start, connect.session_expiry_interval) == (True, 0)
-            line.sendall(ConnAckPacket(reason_code=reason).write())
+            line.sendall(mqtt5.ConnAckPacket(reason_code=reason).write())
             lines.append(line)
 
     lines, settings = list[socket.socket](), gateway_settings(state_dir=tmp_path, brokers=broker.url)
@@ -138,8 +129,8 @@ def test_a_session_that_is_not_ended_is_ended_later(
 def answer(broker: Broker, pump: Pump) -> None:
     answers = list[Any]()
     for packet in broker.heard():
-        if isinstance(packet, UnsubscribePacket):
-            answers.append(UnsubAckPacket(packet.packet_id, [UnsubAckReasonCode.SUCCESS]))
-        elif isinstance(packet, PingReqPacket):
-            answers.append(PingRespPacket())
+        if isinstance(packet, mqtt5.UnsubscribePacket):
+            answers.append(mqtt5.UnsubAckPacket(packet.packet_id, [mqtt5.UnsubAckReasonCode.SUCCESS]))
+        elif isinstance(packet, mqtt5.PingReqPacket):
+            answers.append(mqtt5.PingRespPacket())
     broker.say(pump, *answers)

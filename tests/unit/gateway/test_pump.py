@@ -6,18 +6,8 @@ import contextlib
 import time
 from pathlib import Path
 
+import mqtt5
 import pytest
-from mqtt5 import (
-    PingReqPacket,
-    PingRespPacket,
-    PubAckPacket,
-    PublishPacket,
-    PubRecPacket,
-    QoS,
-    UnsubAckPacket,
-    UnsubAckReasonCode,
-    UnsubscribePacket,
-)
 
 from tests.unit.gateway.brokered import Broker, pumping, turn
 from tests.unit.gateway.serving import rows
@@ -37,10 +27,10 @@ def test_what_comes_again_is_answered_when_all_before_it_is_in_kafka(
     """QoS 1 is stored again, as nothing tells it from another message; QoS 2 is not, and waits all the same."""
 
     def answered() -> list[int]:
-        return [one.packet_id for one in broker.heard() if isinstance(one, PubAckPacket | PubRecPacket)]
+        return [one.packet_id for one in broker.heard() if isinstance(one, mqtt5.PubAckPacket | mqtt5.PubRecPacket)]
 
-    def message(*, again: bool) -> PublishPacket:
-        return PublishPacket("t", b"1", qos=QoS(qos), packet_id=7, duplicate=again)
+    def message(*, again: bool) -> mqtt5.PublishPacket:
+        return mqtt5.PublishPacket("t", b"1", qos=mqtt5.QoS(qos), packet_id=7, duplicate=again)
 
     with contextlib.ExitStack() as life:
         pump, inbox = life.enter_context(pumping(tmp_path, broker, ack_after="kafka"))
@@ -99,8 +89,8 @@ def test_a_session_made_anew_while_rows_wait(tmp_path: Path, broker: Broker) -> 
         assert [row["payload"][0] for row in stored] == list(range(inbox.first_offset, last + 2))
 
 
-def numbered(number: int) -> PublishPacket:
-    return PublishPacket("t", bytes([number]) * 6000, qos=QoS.EXACTLY_ONCE, packet_id=number + 1)
+def numbered(number: int) -> mqtt5.PublishPacket:
+    return mqtt5.PublishPacket("t", bytes([number]) * 6000, qos=mqtt5.QoS.EXACTLY_ONCE, packet_id=number + 1)
 
 
 def test_a_call_of_another_thread_is_answered_in_the_next_turn(tmp_path: Path, broker: Broker) -> None:
@@ -122,14 +112,16 @@ def test_a_drain_elsewhere_takes_all_filters_back_and_rests_while_commits_are_wa
     wanted = [{"pattern": "a/#"}, {"pattern": "$share/s/b"}]
     with pumping(tmp_path, broker, ack_after="kafka", subscriptions=wanted, drain_s=0.0) as (pump, _):
         broker.accept(pump, session_present=True)
-        (unsubscribe,) = [one for one in broker.heard() if isinstance(one, UnsubscribePacket)]
+        (unsubscribe,) = [one for one in broker.heard() if isinstance(one, mqtt5.UnsubscribePacket)]
         assert sorted(unsubscribe.patterns) == ["$share/s/b", "a/#"]
-        broker.say(pump, UnsubAckPacket(unsubscribe.packet_id, [UnsubAckReasonCode.SUCCESS] * 2))
+        broker.say(pump, mqtt5.UnsubAckPacket(unsubscribe.packet_id, [mqtt5.UnsubAckReasonCode.SUCCESS] * 2))
         turn(pump)
         assert pump.status()["drain"] == "taking what the broker holds"
-        broker.say(pump, PublishPacket("a/1", b"1"))
+        broker.say(pump, mqtt5.PublishPacket("a/1", b"1"))
         for _ in range(4):
-            broker.say(pump, *(PingRespPacket() for one in broker.heard() if isinstance(one, PingReqPacket)))
+            broker.say(
+                pump, *(mqtt5.PingRespPacket() for one in broker.heard() if isinstance(one, mqtt5.PingReqPacket))
+            )
         assert pump.status()["drain"] == "waiting for commits"
         assert all(at is None or at > time.monotonic() + 1 for at in pump._send_pending(time.monotonic()))
 

@@ -9,27 +9,7 @@ from enum import Enum
 from itertools import islice
 from typing import Any, Final
 
-from mqtt5 import (
-    ConnAckPacket,
-    ConnectPacket,
-    DisconnectPacket,
-    Packet,
-    PingReqPacket,
-    PingRespPacket,
-    PubAckPacket,
-    PubCompPacket,
-    PubCompReasonCode,
-    PublishPacket,
-    PubRecPacket,
-    PubRelPacket,
-    QoS,
-    SubAckPacket,
-    SubAckReasonCode,
-    SubscribePacket,
-    UnsubAckPacket,
-    UnsubAckReasonCode,
-    UnsubscribePacket,
-)
+import mqtt5
 
 import tests.engines.mqtt3  # noqa: F401  # the half of a server
 from tests.helpers import packets_in
@@ -37,9 +17,9 @@ from towline.mqtt.codec import Decoder, encode
 
 TOPIC: Final = "t"
 _GRANTED: Final = (
-    SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE,
-    SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE,
-    SubAckReasonCode.GRANTED_QOS_EXACTLY_ONCE,
+    mqtt5.SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE,
+    mqtt5.SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE,
+    mqtt5.SubAckReasonCode.GRANTED_QOS_EXACTLY_ONCE,
 )
 
 
@@ -112,7 +92,7 @@ class _Connection:
     #: PUBRECs written, in order: its PUBRELs must follow them.
     to_release: deque[int] = field(default_factory=deque)
     #: Answers to the client not written yet.
-    answers: deque[Packet] = field(default_factory=deque)
+    answers: deque[mqtt5.Packet] = field(default_factory=deque)
     last_serial: int = -1
 
 
@@ -231,13 +211,13 @@ class ModelBroker:
                 if self.connection is connection:  # until it says DISCONNECT
                     self._on_packet(packet)
 
-    def _on_packet(self, packet: Packet) -> None:
+    def _on_packet(self, packet: mqtt5.Packet) -> None:
         assert self.connection is not None
         first = not self.connection.greeted
-        assert isinstance(packet, ConnectPacket) == first, "CONNECT comes first and once [MQTT-3.1.0-1, -2]"
+        assert isinstance(packet, mqtt5.ConnectPacket) == first, "CONNECT comes first and once [MQTT-3.1.0-1, -2]"
         _HANDLERS[type(packet)](self, packet)
 
-    def _write(self, packet: Packet) -> None:
+    def _write(self, packet: mqtt5.Packet) -> None:
         self.out += encode(packet, self.habits.version)
 
     @property
@@ -247,7 +227,7 @@ class ModelBroker:
 
     # -- connecting and subscribing --
 
-    def _on_connect(self, packet: ConnectPacket) -> None:
+    def _on_connect(self, packet: mqtt5.ConnectPacket) -> None:
         c = self._c
         c.greeted = True
         assert not packet.clean_start, "a durable line never begins with Clean Start"
@@ -256,9 +236,9 @@ class ModelBroker:
         self.has_session = True
         c.quota = packet.receive_max if self.habits.version == 5 else self.habits.window_3
         if self.habits.version == 5:
-            self._write(ConnAckPacket(session_present=present, receive_max=self.receive_maximum))
+            self._write(mqtt5.ConnAckPacket(session_present=present, receive_max=self.receive_maximum))
         else:
-            self._write(ConnAckPacket(session_present=present))
+            self._write(mqtt5.ConnAckPacket(session_present=present))
         self._prepare_resend()
 
     def _prepare_resend(self) -> None:
@@ -281,7 +261,7 @@ class ModelBroker:
         self._seen.clear()
         self._released.clear()
 
-    def _on_subscribe(self, packet: SubscribePacket) -> None:
+    def _on_subscribe(self, packet: mqtt5.SubscribePacket) -> None:
         c = self._c
         self._check_unused(packet.packet_id)
         for f in packet.topic_filters if self.habits.version == 5 else ():
@@ -291,21 +271,21 @@ class ModelBroker:
         self.subscriptions |= {f.pattern: int(f.max_qos) for f in packet.topic_filters}
         granted = [_GRANTED[int(f.max_qos)] for f in packet.topic_filters]
         c.asked.add(packet.packet_id)
-        c.answers.append(SubAckPacket(packet.packet_id, granted))
+        c.answers.append(mqtt5.SubAckPacket(packet.packet_id, granted))
 
-    def _on_unsubscribe(self, packet: UnsubscribePacket) -> None:
+    def _on_unsubscribe(self, packet: mqtt5.UnsubscribePacket) -> None:
         c = self._c
         self._check_unused(packet.packet_id)
         for pattern in packet.patterns:
             self.subscriptions.pop(pattern, None)
         c.asked.add(packet.packet_id)
-        codes = [UnsubAckReasonCode.SUCCESS] * len(packet.patterns)
-        c.answers.append(UnsubAckPacket(packet.packet_id, codes))
+        codes = [mqtt5.UnsubAckReasonCode.SUCCESS] * len(packet.patterns)
+        c.answers.append(mqtt5.UnsubAckPacket(packet.packet_id, codes))
 
-    def _on_ping(self, _packet: PingReqPacket) -> None:
-        self._write(PingRespPacket())
+    def _on_ping(self, _packet: mqtt5.PingReqPacket) -> None:
+        self._write(mqtt5.PingRespPacket())
 
-    def _on_disconnect(self, packet: DisconnectPacket) -> None:
+    def _on_disconnect(self, packet: mqtt5.DisconnectPacket) -> None:
         assert int(packet.reason_code) == 0, f"the client complains: 0x{int(packet.reason_code):02x}"
         self.lost()
 
@@ -341,7 +321,9 @@ class ModelBroker:
             (i, m) for i, m in self.in_flight.items() if m.qos == 1 and m.phase is Phase.SENT and i in self._c.open
         ]
         for packet_id, message in waiting:
-            again = PublishPacket(TOPIC, b"%d" % message.serial, qos=QoS(1), packet_id=packet_id, duplicate=True)
+            again = mqtt5.PublishPacket(
+                TOPIC, b"%d" % message.serial, qos=mqtt5.QoS(1), packet_id=packet_id, duplicate=True
+            )
             self._write(again)
         return len(waiting)
 
@@ -364,7 +346,7 @@ class ModelBroker:
         message = self.queue[0]
         if not message.qos:
             self.queue.popleft()
-            self._write(PublishPacket(TOPIC, b"%d" % message.serial))
+            self._write(mqtt5.PublishPacket(TOPIC, b"%d" % message.serial))
             return True
         if len(c.open) >= c.quota:
             return False
@@ -386,12 +368,12 @@ class ModelBroker:
         again = message.publishes > 0
         message.publishes += 1
         c.open.add(packet_id)
-        c.owed.append((PubAckPacket if message.qos == 1 else PubRecPacket, packet_id, message))
+        c.owed.append((mqtt5.PubAckPacket if message.qos == 1 else mqtt5.PubRecPacket, packet_id, message))
         self._write(
-            PublishPacket(
+            mqtt5.PublishPacket(
                 TOPIC,
                 b"%d" % message.serial,
-                qos=QoS(message.qos),
+                qos=mqtt5.QoS(message.qos),
                 packet_id=packet_id,
                 duplicate=dup is Dup.ALWAYS or (dup is Dup.STANDARD and again),
             )
@@ -400,7 +382,7 @@ class ModelBroker:
     def _pubrel(self, packet_id: int, message: Message) -> None:
         message.phase = Phase.RELEASED
         self._c.completions[packet_id] += 1
-        self._write(PubRelPacket(packet_id))
+        self._write(mqtt5.PubRelPacket(packet_id))
 
     def _new_id(self, taken: set[int] | frozenset[int] = frozenset()) -> int:
         """An unused packet id [MQTT-2.2.1-4]."""
@@ -418,7 +400,7 @@ class ModelBroker:
             return 0
         return next((i for i, m in self.in_flight.items() if m.phase in {Phase.RECEIVED, Phase.RELEASED}), 0)
 
-    def _owed(self, packet: PubAckPacket | PubRecPacket) -> Message:
+    def _owed(self, packet: mqtt5.PubAckPacket | mqtt5.PubRecPacket) -> Message:
         """[MQTT-4.6.0-2, -3]: acknowledgements come in the order of the PUBLISHes; ours across both kinds."""
         c, kind = self._c, type(packet)
         assert c.owed, f"{kind.__name__} {packet.packet_id} answers nothing"
@@ -430,19 +412,19 @@ class ModelBroker:
         self._on_accepted(message)
         return message
 
-    def _on_puback(self, packet: PubAckPacket) -> None:
+    def _on_puback(self, packet: mqtt5.PubAckPacket) -> None:
         message = self._owed(packet)
         message.phase = Phase.DONE
         self._free(packet.packet_id, message)
 
-    def _on_pubrec(self, packet: PubRecPacket) -> None:
+    def _on_pubrec(self, packet: mqtt5.PubRecPacket) -> None:
         message = self._owed(packet)
         if message.phase is Phase.SENT:
             message.phase = Phase.RECEIVED
         elif message.phase is Phase.RELEASED and self.in_flight.get(packet.packet_id) is message:
             self._pubrel(packet.packet_id, message)
 
-    def _on_pubcomp(self, packet: PubCompPacket) -> None:
+    def _on_pubcomp(self, packet: mqtt5.PubCompPacket) -> None:
         c, packet_id = self._c, packet.packet_id
         assert c.completions[packet_id] > 0, f"PUBCOMP {packet_id} answers no PUBREL [MQTT-4.3.3-11]"
         c.completions[packet_id] -= 1
@@ -459,7 +441,7 @@ class ModelBroker:
 
     # -- from the client --
 
-    def _on_publish(self, packet: PublishPacket) -> None:
+    def _on_publish(self, packet: mqtt5.PublishPacket) -> None:
         c, serial, qos = self._c, int(packet.payload), int(packet.qos)
         assert packet.topic_alias is None, "we allowed none, and the client uses none [MQTT-3.2.2-17, -18]"
         assert serial > c.last_serial, "sent again out of the original order [MQTT-4.6.0-1]"
@@ -478,25 +460,29 @@ class ModelBroker:
         if qos == 1:
             assert packet_id not in self.incoming, f"packet id {packet_id} is in use [MQTT-2.2.1-3]"
             self.taken.append(serial)
-            c.answers.append(PubAckPacket(packet_id))
+            c.answers.append(mqtt5.PubAckPacket(packet_id))
             return
         if packet_id not in self.incoming:
             self.taken.append(serial)  # [MQTT-4.3.3-8]: from here on it is the broker's
             self.incoming[packet_id] = serial
         assert self.incoming[packet_id] == serial, f"packet id {packet_id} is in use [MQTT-2.2.1-3]"
-        c.answers.append(PubRecPacket(packet_id))
+        c.answers.append(mqtt5.PubRecPacket(packet_id))
 
-    def _on_pubrel(self, packet: PubRelPacket) -> None:
+    def _on_pubrel(self, packet: mqtt5.PubRelPacket) -> None:
         c, packet_id = self._c, packet.packet_id
         if c.to_release and packet_id in c.to_release:
             assert c.to_release.popleft() == packet_id, "PUBRELs out of the order of the PUBRECs [MQTT-4.6.0-4]"
         serial = self.incoming.pop(packet_id, None)
         if serial is not None:
             self._released.add(serial)
-            c.answers.append(PubCompPacket(packet_id))
+            c.answers.append(mqtt5.PubCompPacket(packet_id))
         else:
-            unknown = PubCompReasonCode.PACKET_ID_NOT_FOUND if self.habits.version == 5 else PubCompReasonCode.SUCCESS
-            c.answers.append(PubCompPacket(packet_id, reason_code=unknown))
+            unknown = (
+                mqtt5.PubCompReasonCode.PACKET_ID_NOT_FOUND
+                if self.habits.version == 5
+                else mqtt5.PubCompReasonCode.SUCCESS
+            )
+            c.answers.append(mqtt5.PubCompPacket(packet_id, reason_code=unknown))
 
     def answer(self, limit: int) -> int:
         """Write up to `limit` answers to what the client sent."""
@@ -506,7 +492,7 @@ class ModelBroker:
         count = min(limit, len(c.answers))
         for _ in range(count):
             packet: Any = c.answers.popleft()
-            if isinstance(packet, PubRecPacket):
+            if isinstance(packet, mqtt5.PubRecPacket):
                 c.to_release.append(packet.packet_id)
             else:
                 c.client_open.discard(packet.packet_id)
@@ -520,14 +506,14 @@ class ModelBroker:
 
 
 _HANDLERS: Final[dict[type, Callable[..., None]]] = {
-    ConnectPacket: ModelBroker._on_connect,
-    SubscribePacket: ModelBroker._on_subscribe,
-    UnsubscribePacket: ModelBroker._on_unsubscribe,
-    PublishPacket: ModelBroker._on_publish,
-    PubAckPacket: ModelBroker._on_puback,
-    PubRecPacket: ModelBroker._on_pubrec,
-    PubRelPacket: ModelBroker._on_pubrel,
-    PubCompPacket: ModelBroker._on_pubcomp,
-    PingReqPacket: ModelBroker._on_ping,
-    DisconnectPacket: ModelBroker._on_disconnect,
+    mqtt5.ConnectPacket: ModelBroker._on_connect,
+    mqtt5.SubscribePacket: ModelBroker._on_subscribe,
+    mqtt5.UnsubscribePacket: ModelBroker._on_unsubscribe,
+    mqtt5.PublishPacket: ModelBroker._on_publish,
+    mqtt5.PubAckPacket: ModelBroker._on_puback,
+    mqtt5.PubRecPacket: ModelBroker._on_pubrec,
+    mqtt5.PubRelPacket: ModelBroker._on_pubrel,
+    mqtt5.PubCompPacket: ModelBroker._on_pubcomp,
+    mqtt5.PingReqPacket: ModelBroker._on_ping,
+    mqtt5.DisconnectPacket: ModelBroker._on_disconnect,
 }

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from mqtt5 import (
-    AuthPacket,
-    AuthReasonCode,
-    ConnAckPacket,
-    PublishPacket,
-    QoS,
-    SubAckPacket,
-    SubAckReasonCode,
-    SubscribePacket,
-)
+import mqtt5
 
 from tests.helpers import packets_in
 from towline.mqtt.codec import Decoder, Packet
@@ -52,9 +43,11 @@ class Method:
 
 
 def challenge(
-    method: str = "PLAIN", reason: AuthReasonCode = AuthReasonCode.CONTINUE_AUTHENTICATION, data: bytes = b"you"
-) -> AuthPacket:
-    return AuthPacket(reason_code=reason, authentication_method=method, authentication_data=data)
+    method: str = "PLAIN",
+    reason: mqtt5.AuthReasonCode = mqtt5.AuthReasonCode.CONTINUE_AUTHENTICATION,
+    data: bytes = b"you",
+) -> mqtt5.AuthPacket:
+    return mqtt5.AuthPacket(reason_code=reason, authentication_method=method, authentication_data=data)
 
 
 def only(actions: list[Action], kind: type[T]) -> T:
@@ -87,30 +80,30 @@ def connect(session: Session, *packets: Packet, opened: float = 0.0, now: float 
     return receive(session, *packets, now=now)
 
 
-def message(packet_id: int, qos: QoS = QoS.AT_LEAST_ONCE, topic: str = "a/1") -> PublishPacket:
-    return PublishPacket(topic, b"x", qos=qos, packet_id=packet_id if int(qos) else None)
+def message(packet_id: int, qos: mqtt5.QoS = mqtt5.QoS.AT_LEAST_ONCE, topic: str = "a/1") -> mqtt5.PublishPacket:
+    return mqtt5.PublishPacket(topic, b"x", qos=qos, packet_id=packet_id if int(qos) else None)
 
 
-def granted(packet_id: int, count: int = 2) -> SubAckPacket:
-    return SubAckPacket(packet_id, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE] * count)
+def granted(packet_id: int, count: int = 2) -> mqtt5.SubAckPacket:
+    return mqtt5.SubAckPacket(packet_id, [mqtt5.SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE] * count)
 
 
 def online(
     config: SessionConfig = CONFIG,
     record: SessionRecord | None = KNOWN,
     number: int = 0,
-    connack: ConnAckPacket | None = None,
+    connack: mqtt5.ConnAckPacket | None = None,
 ) -> Session:
     session = Session(config, record, number)
-    connect(session, connack or ConnAckPacket(session_present=record is not None))
+    connect(session, connack or mqtt5.ConnAckPacket(session_present=record is not None))
     while session.state is SessionState.SUBSCRIBING:
         for packet_id, asked in list(session._pending_requests.items()):
-            assert isinstance(asked, SubscribePacket)
+            assert isinstance(asked, mqtt5.SubscribePacket)
             receive(session, granted(packet_id, len(asked.topic_filters)))
     assert session.state is SessionState.ONLINE
     return session
 
 
-def subscribing(session: Session) -> SubscribePacket:
+def subscribing(session: Session) -> mqtt5.SubscribePacket:
     """The SUBSCRIBE that follows CONNACK."""
-    return only_sent(connect(session, ConnAckPacket()), SubscribePacket)
+    return only_sent(connect(session, mqtt5.ConnAckPacket()), mqtt5.SubscribePacket)

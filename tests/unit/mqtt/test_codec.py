@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
+import mqtt5
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from mqtt5 import (
-    ConnAckPacket,
-    ConnAckReasonCode,
-    ConnectPacket,
-    DisconnectPacket,
-    Packet,
-    PingReqPacket,
-    PingRespPacket,
-    PubAckPacket,
-    PubAckReasonCode,
-    PubCompPacket,
-    PublishPacket,
-    PubRecPacket,
-    PubRelPacket,
-    QoS,
-    SubAckPacket,
-    SubAckReasonCode,
-    SubscribePacket,
-    TopicFilter,
-    UnsubscribePacket,
-    Will,
-)
 
 from tests.fuzz.codec import check
 from tests.helpers import packets_in
@@ -39,52 +18,58 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 topics = texts.filter(lambda text: text and not set(text) & set("#+"))
 patterns = st.lists(st.just("+") | topics.filter(lambda text: "/" not in text), min_size=1, max_size=4).map("/".join)
 ids = st.integers(1, 65535)
-qos_levels = st.sampled_from([QoS(0), QoS(1), QoS(2)])
-_CODES = [SubAckReasonCode(code) for code in (0, 1, 2, 0x80)]
+qos_levels = st.sampled_from([mqtt5.QoS(0), mqtt5.QoS(1), mqtt5.QoS(2)])
+_CODES = [mqtt5.SubAckReasonCode(code) for code in (0, 1, 2, 0x80)]
 
 
-def _publish(topic: str, payload: bytes, qos: QoS, packet_id: int, retain: bool, again: bool) -> PublishPacket:
+def _publish(
+    topic: str, payload: bytes, qos: mqtt5.QoS, packet_id: int, retain: bool, again: bool
+) -> mqtt5.PublishPacket:
     identified = packet_id if int(qos) else None
-    return PublishPacket(
+    return mqtt5.PublishPacket(
         topic, payload, qos=qos, packet_id=identified, retain=retain, duplicate=again and identified is not None
     )
 
 
-packets: st.SearchStrategy[Packet] = st.one_of(
+packets: st.SearchStrategy[mqtt5.Packet] = st.one_of(
     st.builds(
-        lambda name, user, will, alive: ConnectPacket(
+        lambda name, user, will, alive: mqtt5.ConnectPacket(
             name, username=user, clean_start=True, will=will, keep_alive=alive
         ),
         texts.filter(bool),
         st.none() | texts,
-        st.none() | st.builds(Will, topics, payload=st.binary(max_size=9), qos=qos_levels, retain=st.booleans()),
+        st.none() | st.builds(mqtt5.Will, topics, payload=st.binary(max_size=9), qos=qos_levels, retain=st.booleans()),
         st.integers(0, 65535),
     ),
     st.sampled_from([0, 0x84, 0x85, 0x86, 0x87, 0x88]).map(
-        lambda code: ConnAckPacket(reason_code=ConnAckReasonCode(code))
+        lambda code: mqtt5.ConnAckPacket(reason_code=mqtt5.ConnAckReasonCode(code))
     ),
     st.builds(_publish, topics, st.binary(max_size=300), qos_levels, ids, st.booleans(), st.booleans()),
-    *(st.builds(kind, ids) for kind in (PubAckPacket, PubRecPacket, PubRelPacket, PubCompPacket)),
+    *(
+        st.builds(kind, ids)
+        for kind in (mqtt5.PubAckPacket, mqtt5.PubRecPacket, mqtt5.PubRelPacket, mqtt5.PubCompPacket)
+    ),
     st.builds(
-        SubscribePacket,
+        mqtt5.SubscribePacket,
         ids,
         st.lists(
-            st.builds(TopicFilter, patterns, max_qos=qos_levels, retain_as_published=st.just(value=False)), min_size=1
+            st.builds(mqtt5.TopicFilter, patterns, max_qos=qos_levels, retain_as_published=st.just(value=False)),
+            min_size=1,
         ),
     ),
-    st.builds(SubAckPacket, ids, st.lists(st.sampled_from(_CODES), min_size=1)),
-    st.builds(UnsubscribePacket, ids, st.lists(patterns, min_size=1, max_size=5)),
-    st.sampled_from([PingReqPacket(), PingRespPacket(), DisconnectPacket()]),
+    st.builds(mqtt5.SubAckPacket, ids, st.lists(st.sampled_from(_CODES), min_size=1)),
+    st.builds(mqtt5.UnsubscribePacket, ids, st.lists(patterns, min_size=1, max_size=5)),
+    st.sampled_from([mqtt5.PingReqPacket(), mqtt5.PingRespPacket(), mqtt5.DisconnectPacket()]),
 )
 streams = st.lists(packets, min_size=1, max_size=12)
 
 
-def flat(items: list[Item]) -> list[Packet]:
+def flat(items: list[Item]) -> list[mqtt5.Packet]:
     return [packet for item in items for packet in packets_in(item)]
 
 
 @given(streams, versions)
-def test_what_was_written_is_read_wherever_it_is_cut(sent: list[Packet], version: int) -> None:
+def test_what_was_written_is_read_wherever_it_is_cut(sent: list[mqtt5.Packet], version: int) -> None:
     data = b"".join(encode(packet, version) for packet in sent)
     decoder = Decoder(version=version)
     assert flat(decoder.feed(data)) == sent
@@ -94,7 +79,7 @@ def test_what_was_written_is_read_wherever_it_is_cut(sent: list[Packet], version
 
 @given(streams, versions, st.integers(0, 1 << 16), st.integers(1, 255))
 def test_a_byte_that_is_another_gives_packets_or_malformed(
-    sent: list[Packet], version: int, at: int, change: int
+    sent: list[mqtt5.Packet], version: int, at: int, change: int
 ) -> None:
     data = bytearray(b"".join(encode(packet, version) for packet in sent))
     data[at % len(data)] ^= change
@@ -109,7 +94,7 @@ def test_any_bytes_give_packets_or_malformed(data: bytes, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", LEVELS)
-@pytest.mark.parametrize("kind", [PubAckPacket, PubRecPacket, PubRelPacket, PubCompPacket])
+@pytest.mark.parametrize("kind", [mqtt5.PubAckPacket, mqtt5.PubRecPacket, mqtt5.PubRelPacket, mqtt5.PubCompPacket])
 def test_short_answers_that_follow_each_other_come_as_one_run(kind: type[Acknowledgement], version: int) -> None:
     numbers = [*range(1, 301), 0xFFFF]
     data = b"".join(kind(packet_id).write() for packet_id in numbers)
@@ -122,16 +107,16 @@ def test_short_answers_that_follow_each_other_come_as_one_run(kind: type[Acknowl
 
 def test_a_reason_is_never_lost_in_a_run() -> None:
     answers = [
-        PubAckPacket(1),
-        PubAckPacket(2),
-        PubAckPacket(3, reason_code=PubAckReasonCode.QUOTA_EXCEEDED),
-        PubAckPacket(4),
+        mqtt5.PubAckPacket(1),
+        mqtt5.PubAckPacket(2),
+        mqtt5.PubAckPacket(3, reason_code=mqtt5.PubAckReasonCode.QUOTA_EXCEEDED),
+        mqtt5.PubAckPacket(4),
     ]
     assert flat(Decoder().feed(b"".join(answer.write() for answer in answers))) == answers
 
 
 def test_a_large_packet_is_collected_without_being_decoded_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, tries = PublishPacket("a", bytes(5_000_000)).write(), list[int]()
+    whole, tries = mqtt5.PublishPacket("a", bytes(5_000_000)).write(), list[int]()
     decode = Decoder._decode_packets
 
     def counted(decoder: Decoder, buffer: bytes, items: list[Item]) -> int:
@@ -151,5 +136,5 @@ def test_a_large_packet_is_collected_without_being_decoded_again_and_again(monke
 def test_a_packet_too_large_is_refused_before_it_is_collected(arrived: int, header: int, version: int) -> None:
     packet = bytes((header, 0xDC, 0x0B, 0, 1)) + bytes(1500)
     with pytest.raises(MalformedPacket, match="1,000") as caught:
-        Decoder(1000, version).feed(PubAckPacket(7).write() + packet[:arrived])
+        Decoder(1000, version).feed(mqtt5.PubAckPacket(7).write() + packet[:arrived])
     assert caught.value.reason == 0x95

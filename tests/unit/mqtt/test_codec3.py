@@ -7,31 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import mqtt5
 import pytest
-from mqtt5 import (
-    AuthPacket,
-    ConnAckPacket,
-    ConnAckReasonCode,
-    ConnectPacket,
-    DisconnectPacket,
-    Packet,
-    PingReqPacket,
-    PingRespPacket,
-    PubAckPacket,
-    PubCompPacket,
-    PublishPacket,
-    PubRecPacket,
-    PubRelPacket,
-    QoS,
-    SubAckPacket,
-    SubAckReasonCode,
-    SubscribePacket,
-    TopicFilter,
-    UnsubAckPacket,
-    UnsubAckReasonCode,
-    UnsubscribePacket,
-    Will,
-)
 
 from tests.helpers import packets_in
 from towline.mqtt.checks import MalformedPacket
@@ -39,72 +16,75 @@ from towline.mqtt.codec import Decoder
 from towline.mqtt.codec3 import LEVEL_31, LEVEL_311, write_packet
 
 NEVER = 0xFFFFFFFF
-FAILED = SubAckReasonCode.UNSPECIFIED_ERROR
+FAILED = mqtt5.SubAckReasonCode.UNSPECIFIED_ERROR
 
 
-def session(client_id: str, **fields: Any) -> ConnectPacket:
+def session(client_id: str, **fields: Any) -> mqtt5.ConnectPacket:
     """A CONNECT with CleanSession 0."""
-    return ConnectPacket(client_id, session_expiry_interval=NEVER, **fields)
+    return mqtt5.ConnectPacket(client_id, session_expiry_interval=NEVER, **fields)
 
 
-def read(data: bytes, version: int) -> tuple[Packet, int]:
+def read(data: bytes, version: int) -> tuple[mqtt5.Packet, int]:
     """The packet that bytes are, and how many of them; IndexError while it is not whole."""
     decoder = Decoder(version=version)
     packets = packets_in(decoder.feed(data)[0])
     return packets[0], len(data) - decoder._buffered_bytes
 
 
-def filters(*wanted: tuple[str, int]) -> list[TopicFilter]:
-    return [TopicFilter(pattern, max_qos=QoS(qos), retain_as_published=False) for pattern, qos in wanted]
+def filters(*wanted: tuple[str, int]) -> list[mqtt5.TopicFilter]:
+    return [mqtt5.TopicFilter(pattern, max_qos=mqtt5.QoS(qos), retain_as_published=False) for pattern, qos in wanted]
 
 
 def publish(
     topic: str = "a/b", payload: bytes = b"x", qos: int = 1, packet_id: int = 1, **fields: Any
-) -> PublishPacket:
-    return PublishPacket(topic, payload, qos=QoS(qos), packet_id=packet_id if qos else None, **fields)
+) -> mqtt5.PublishPacket:
+    return mqtt5.PublishPacket(topic, payload, qos=mqtt5.QoS(qos), packet_id=packet_id if qos else None, **fields)
 
 
-WILL = Will("w", payload=b"gone", qos=QoS(1), retain=True)
+WILL = mqtt5.Will("w", payload=b"gone", qos=mqtt5.QoS(1), retain=True)
 
 #: (packet, bytes of 3.1.1), written by hand from chapter 3 of the standard.
-BY_HAND: list[tuple[Packet, str]] = [
-    (ConnectPacket("fuzzish", clean_start=True, keep_alive=60), "10 13 0004 4D515454 04 02 003C 0007 66757A7A697368"),
+BY_HAND: list[tuple[mqtt5.Packet, str]] = [
+    (
+        mqtt5.ConnectPacket("fuzzish", clean_start=True, keep_alive=60),
+        "10 13 0004 4D515454 04 02 003C 0007 66757A7A697368",
+    ),
     (session("c"), "10 0D 0004 4D515454 04 00 0000 0001 63"),
-    (ConnectPacket("", clean_start=True), "10 0C 0004 4D515454 04 02 0000 0000"),
+    (mqtt5.ConnectPacket("", clean_start=True), "10 0C 0004 4D515454 04 02 0000 0000"),
     (
         session("c", will=WILL, username="u", password=b"\x00\xff", keep_alive=10),
         "10 1D 0004 4D515454 04 EC 000A 0001 63 0001 77 0004 676F6E65 0001 75 0002 00FF",
     ),
-    (ConnAckPacket(), "20 02 00 00"),
-    (ConnAckPacket(session_present=True), "20 02 01 00"),
-    (ConnAckPacket(reason_code=ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION), "20 02 00 01"),
-    (ConnAckPacket(reason_code=ConnAckReasonCode.CLIENT_ID_NOT_VALID), "20 02 00 02"),
-    (ConnAckPacket(reason_code=ConnAckReasonCode.SERVER_UNAVAILABLE), "20 02 00 03"),
-    (ConnAckPacket(reason_code=ConnAckReasonCode.BAD_USER_NAME_OR_PASSWORD), "20 02 00 04"),
-    (ConnAckPacket(reason_code=ConnAckReasonCode.NOT_AUTHORIZED), "20 02 00 05"),
+    (mqtt5.ConnAckPacket(), "20 02 00 00"),
+    (mqtt5.ConnAckPacket(session_present=True), "20 02 01 00"),
+    (mqtt5.ConnAckPacket(reason_code=mqtt5.ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION), "20 02 00 01"),
+    (mqtt5.ConnAckPacket(reason_code=mqtt5.ConnAckReasonCode.CLIENT_ID_NOT_VALID), "20 02 00 02"),
+    (mqtt5.ConnAckPacket(reason_code=mqtt5.ConnAckReasonCode.SERVER_UNAVAILABLE), "20 02 00 03"),
+    (mqtt5.ConnAckPacket(reason_code=mqtt5.ConnAckReasonCode.BAD_USER_NAME_OR_PASSWORD), "20 02 00 04"),
+    (mqtt5.ConnAckPacket(reason_code=mqtt5.ConnAckReasonCode.NOT_AUTHORIZED), "20 02 00 05"),
     (publish("a/b", b"", 0), "30 05 0003 612F62"),
     (publish("a/b", b"hi", 0, retain=True), "31 07 0003 612F62 6869"),
     (publish("a/b", b"hi", 1, 10), "32 09 0003 612F62 000A 6869"),
     (publish("é", b"", 2, 65535, duplicate=True), "3C 06 0002 C3A9 FFFF"),
     (publish("a", b"y" * 200, 0), "30 CB01 0001 61" + "79" * 200),
-    (PubAckPacket(258), "40 02 0102"),
-    (PubRecPacket(258), "50 02 0102"),
-    (PubRelPacket(258), "62 02 0102"),
-    (PubCompPacket(258), "70 02 0102"),
-    (SubscribePacket(10, filters(("a/b", 1), ("c/d", 2))), "82 0E 000A 0003 612F62 01 0003 632F64 02"),
-    (SubAckPacket(10, [SubAckReasonCode(0), SubAckReasonCode(2), FAILED]), "90 05 000A 00 02 80"),
-    (UnsubscribePacket(10, ["a/b", "c/d"]), "A2 0C 000A 0003 612F62 0003 632F64"),
-    (UnsubAckPacket(10, []), "B0 02 000A"),
-    (PingReqPacket(), "C0 00"),
-    (PingRespPacket(), "D0 00"),
-    (DisconnectPacket(), "E0 00"),
+    (mqtt5.PubAckPacket(258), "40 02 0102"),
+    (mqtt5.PubRecPacket(258), "50 02 0102"),
+    (mqtt5.PubRelPacket(258), "62 02 0102"),
+    (mqtt5.PubCompPacket(258), "70 02 0102"),
+    (mqtt5.SubscribePacket(10, filters(("a/b", 1), ("c/d", 2))), "82 0E 000A 0003 612F62 01 0003 632F64 02"),
+    (mqtt5.SubAckPacket(10, [mqtt5.SubAckReasonCode(0), mqtt5.SubAckReasonCode(2), FAILED]), "90 05 000A 00 02 80"),
+    (mqtt5.UnsubscribePacket(10, ["a/b", "c/d"]), "A2 0C 000A 0003 612F62 0003 632F64"),
+    (mqtt5.UnsubAckPacket(10, []), "B0 02 000A"),
+    (mqtt5.PingReqPacket(), "C0 00"),
+    (mqtt5.PingRespPacket(), "D0 00"),
+    (mqtt5.DisconnectPacket(), "E0 00"),
 ]
 EXAMPLES = [(packet, bytes.fromhex(text)) for packet, text in BY_HAND]
 names = [f"{type(packet).__name__}-{data[:4].hex()}" for packet, data in EXAMPLES]
 
 
 @pytest.mark.parametrize(("packet", "data"), EXAMPLES, ids=names)
-def test_each_packet_is_written_and_read_as_the_standard_says(packet: Packet, data: bytes) -> None:
+def test_each_packet_is_written_and_read_as_the_standard_says(packet: mqtt5.Packet, data: bytes) -> None:
     """CONNECT's fields in order [MQTT-3.1.3-1, -3]; fields as their flags say [MQTT-3.1.2-9, -11, -18, -19, -20, -21].
 
     The flags of a will as it is, none without one [MQTT-3.1.2-13, -14, -15]; a topic filter at least [MQTT-3.8.3-3],
@@ -116,12 +96,12 @@ def test_each_packet_is_written_and_read_as_the_standard_says(packet: Packet, da
 
 
 def test_the_bytes_of_3_1() -> None:
-    connect = ConnectPacket("fuzzish", clean_start=True, keep_alive=60)
+    connect = mqtt5.ConnectPacket("fuzzish", clean_start=True, keep_alive=60)
     data = bytes.fromhex("10 15 0006 4D5149736470 03 02 003C 0007 66757A7A697368")
     assert write_packet(connect, LEVEL_31) == data
     assert read(data, LEVEL_31) == (connect, len(data))
-    assert read(b"\x20\x02\x01\x00", LEVEL_31)[0] == ConnAckPacket(), "no Session Present"
-    assert read(b"\x6a\x02\x00\x01", LEVEL_31)[0] == PubRelPacket(1), "DUP on what comes again"
+    assert read(b"\x20\x02\x01\x00", LEVEL_31)[0] == mqtt5.ConnAckPacket(), "no Session Present"
+    assert read(b"\x6a\x02\x00\x01", LEVEL_31)[0] == mqtt5.PubRelPacket(1), "DUP on what comes again"
 
 
 @pytest.mark.parametrize(
@@ -176,20 +156,23 @@ def test_malformed_bytes_are_refused(data: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("packet", "words"),
     [
-        (AuthPacket(), "AuthPacket"),
-        (ConnectPacket(""), "empty client id"),
+        (mqtt5.AuthPacket(), "AuthPacket"),
+        (mqtt5.ConnectPacket(""), "empty client id"),
         (session("c", password=b"p"), "password"),
-        (ConnAckPacket(reason_code=ConnAckReasonCode.BANNED), "0x8a"),
-        (ConnAckPacket(session_present=True, reason_code=ConnAckReasonCode.NOT_AUTHORIZED), "Session Present"),
-        (PublishPacket("", b"x", topic_alias=1), "topic is empty"),
-        (PublishPacket("a", b"x", duplicate=True), "DUP"),
-        (PublishPacket("a\0", b"x"), "U\\+0000"),
-        (PublishPacket("a", b"x", qos=QoS(1), packet_id=0), "packet id 0"),
-        (SubscribePacket(1, filters(("", 1))), "filter is empty"),
-        (UnsubAckPacket(1, [UnsubAckReasonCode.NOT_AUTHORIZED]), "UNSUBSCRIBE"),
+        (mqtt5.ConnAckPacket(reason_code=mqtt5.ConnAckReasonCode.BANNED), "0x8a"),
+        (
+            mqtt5.ConnAckPacket(session_present=True, reason_code=mqtt5.ConnAckReasonCode.NOT_AUTHORIZED),
+            "Session Present",
+        ),
+        (mqtt5.PublishPacket("", b"x", topic_alias=1), "topic is empty"),
+        (mqtt5.PublishPacket("a", b"x", duplicate=True), "DUP"),
+        (mqtt5.PublishPacket("a\0", b"x"), "U\\+0000"),
+        (mqtt5.PublishPacket("a", b"x", qos=mqtt5.QoS(1), packet_id=0), "packet id 0"),
+        (mqtt5.SubscribePacket(1, filters(("", 1))), "filter is empty"),
+        (mqtt5.UnsubAckPacket(1, [mqtt5.UnsubAckReasonCode.NOT_AUTHORIZED]), "UNSUBSCRIBE"),
     ],
 )
-def test_what_can_not_be_said_is_refused(packet: Packet, words: str) -> None:
+def test_what_can_not_be_said_is_refused(packet: mqtt5.Packet, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         write_packet(packet, LEVEL_311)
 

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import mqtt5
 import pytest
-from mqtt5 import (
-    ConnAckPacket,
-    PingReqPacket,
-    PingRespPacket,
-    SubAckPacket,
-    SubAckReasonCode,
-    SubscribePacket,
-    UnsubAckPacket,
-    UnsubAckReasonCode,
-    UnsubscribePacket,
-)
 
 from tests.unit.mqtt.sessions import CONFIG, KNOWN, A, connect, granted, online, only, only_sent, receive, sent
 from towline.mqtt.events import Close, ConnectionLost, Filter, Online, PingRequest, Tick
@@ -24,18 +14,18 @@ from towline.mqtt.session import Session
 C = Filter("c", 1)
 
 
-def reconnected() -> tuple[Session, SubscribePacket]:
+def reconnected() -> tuple[Session, mqtt5.SubscribePacket]:
     """A session at the broker with the filters ``a/#`` and ``b``, of a client that asks for ``a/#`` and ``c``."""
     session = Session(replace(CONFIG, filters=(A, C)), KNOWN)
-    return session, only_sent(connect(session, ConnAckPacket(session_present=True)), SubscribePacket)
+    return session, only_sent(connect(session, mqtt5.ConnAckPacket(session_present=True)), mqtt5.SubscribePacket)
 
 
 def test_removed_filters_are_unsubscribed_when_the_new_ones_are_granted() -> None:
     session, subscribe = reconnected()
     assert [topic_filter.pattern for topic_filter in subscribe.topic_filters] == ["c"]
-    unsubscribe = only_sent(receive(session, granted(subscribe.packet_id, 1), now=2.0), UnsubscribePacket)
+    unsubscribe = only_sent(receive(session, granted(subscribe.packet_id, 1), now=2.0), mqtt5.UnsubscribePacket)
     assert unsubscribe.patterns == ["b"]
-    actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [UnsubAckReasonCode.SUCCESS]), now=2.1)
+    actions = receive(session, mqtt5.UnsubAckPacket(unsubscribe.packet_id, [mqtt5.UnsubAckReasonCode.SUCCESS]), now=2.1)
     assert only(actions, Online).session_resumed
     assert session.subscriptions.known_options == {"a/#": A.encoded_options, "c": C.encoded_options}
 
@@ -43,20 +33,24 @@ def test_removed_filters_are_unsubscribed_when_the_new_ones_are_granted() -> Non
 def test_without_a_durable_session_removed_filters_are_unsubscribed_first() -> None:
     """A broker may send a message once for each of two filters that overlap [MQTT-3.3.4-2]."""
     session = Session(replace(CONFIG, filters=(A, C), durable=False), KNOWN)
-    packets = sent(connect(session, ConnAckPacket(session_present=True)))
-    assert [type(packet) for packet in packets] == [UnsubscribePacket, SubscribePacket]
+    packets = sent(connect(session, mqtt5.ConnAckPacket(session_present=True)))
+    assert [type(packet) for packet in packets] == [mqtt5.UnsubscribePacket, mqtt5.SubscribePacket]
 
 
 def test_a_refused_filter_leaves_the_removed_ones_at_the_broker() -> None:
     """So the settings of before lose nothing when they come back."""
     session, subscribe = reconnected()
-    actions = receive(session, SubAckPacket(subscribe.packet_id, [SubAckReasonCode.NOT_AUTHORIZED]), now=2.0)
-    assert not [packet for packet in sent(actions) if isinstance(packet, UnsubscribePacket)]
+    actions = receive(
+        session, mqtt5.SubAckPacket(subscribe.packet_id, [mqtt5.SubAckReasonCode.NOT_AUTHORIZED]), now=2.0
+    )
+    assert not [packet for packet in sent(actions) if isinstance(packet, mqtt5.UnsubscribePacket)]
     close = only(actions, Close)
     assert close.fatal
     assert '"c"' in str(close.error)
     former = Session(CONFIG, session.record)
-    repeated = only_sent(connect(former, ConnAckPacket(session_present=True), now=3.0, opened=3.0), SubscribePacket)
+    repeated = only_sent(
+        connect(former, mqtt5.ConnAckPacket(session_present=True), now=3.0, opened=3.0), mqtt5.SubscribePacket
+    )
     assert [topic_filter.pattern for topic_filter in repeated.topic_filters] == ["b"], "it was unsure"
 
 
@@ -70,13 +64,13 @@ def test_every_pingreq_has_its_answer(first: str) -> None:
     session = online()
     assert pings_answered(session)
     if first == "probe":
-        assert [type(packet) for packet in sent(session.handle(PingRequest(), 2.0))] == [PingReqPacket]
+        assert [type(packet) for packet in sent(session.handle(PingRequest(), 2.0))] == [mqtt5.PingReqPacket]
     else:
-        assert [type(packet) for packet in sent(session.handle(Tick(), 60.0))] == [PingReqPacket]
+        assert [type(packet) for packet in sent(session.handle(Tick(), 60.0))] == [mqtt5.PingReqPacket]
     session.handle(PingRequest(), 60.5)
-    receive(session, PingRespPacket(), now=60.6)
+    receive(session, mqtt5.PingRespPacket(), now=60.6)
     assert not pings_answered(session), "the answer to the first one says nothing of the second"
-    receive(session, PingRespPacket(), now=60.7)
+    receive(session, mqtt5.PingRespPacket(), now=60.7)
     assert pings_answered(session)
 
 

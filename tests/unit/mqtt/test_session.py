@@ -9,21 +9,6 @@ import mqtt5
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mqtt5 import (
-    ConnAckPacket,
-    ConnectPacket,
-    DisconnectPacket,
-    DisconnectReasonCode,
-    PubAckPacket,
-    PublishPacket,
-    QoS,
-    SubAckPacket,
-    SubAckReasonCode,
-    SubscribePacket,
-    UnsubAckPacket,
-    UnsubAckReasonCode,
-    UnsubscribePacket,
-)
 
 from tests.helpers import outgoing
 from tests.unit.mqtt.sessions import (
@@ -86,14 +71,14 @@ def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> 
     """[I3]: what the SUBSCRIBE brings may have the same ids; until then nothing is sent."""
     session = holding()
     session.handle(Publish(1, outgoing(message(1))), 0.5)
-    lost, freed = receive(session, ConnAckPacket(session_present=False))
+    lost, freed = receive(session, mqtt5.ConnAckPacket(session_present=False))
     assert isinstance(lost, SessionLost)
     assert isinstance(freed, Deliver)
     assert (len(freed.messages), freed.unreleased_messages, freed.released_ids) == (0, {}, (7, 9))
     assert session.deadline() == 45.0, "nobody owes us an answer; the keep alive goes on"
     assert session.handle(DeliveryStored(freed.delivery_id - 1), 10.0) == [], "of what came before"
     actions = session.handle(DeliveryStored(freed.delivery_id), 20.0)
-    assert [type(packet) for packet in sent(actions)] == [PublishPacket, SubscribePacket]
+    assert [type(packet) for packet in sent(actions)] == [mqtt5.PublishPacket, mqtt5.SubscribePacket]
     assert session.deadline() == 20.0 + CONFIG.connect_timeout_s
 
 
@@ -104,7 +89,7 @@ def at(session: Session, server: str, *, present: bool, alone: bool = False) -> 
     """Connect there; what comes of CONNACK, and of the disk's answer."""
     session.handle(ConnectionLost(), 0.0)
     session.handle(ConnectionOpened(server, alone), 0.0)
-    actions = receive(session, ConnAckPacket(session_present=present))
+    actions = receive(session, mqtt5.ConnAckPacket(session_present=present))
     for action in actions[:]:
         if isinstance(action, Deliver):
             actions += session.handle(DeliveryStored(action.delivery_id), 1.0)
@@ -121,7 +106,7 @@ def test_ids_and_subscriptions_of_another_server_are_not_this_ones(present: bool
     session = Session(CONFIG, known_at("a"), 5, {7: UnreleasedMessage(3, 1)})
     actions = at(session, "b", present=present)
     assert only(actions, Deliver).released_ids == (7,)
-    subscribe = only_sent(actions, SubscribePacket)
+    subscribe = only_sent(actions, mqtt5.SubscribePacket)
     assert [f.pattern for f in subscribe.topic_filters] == ["a/#", "b"]
     assert [int(f.retain_handling) for f in subscribe.topic_filters] == [int(present)] * 2
     assert only(actions, SaveSessionRecord).record == replace(known_at("a", "b"), subscriptions={"a/#": -1, "b": -1})
@@ -139,7 +124,7 @@ def test_a_session_is_lost_only_where_there_was_one(servers: tuple[str, ...], se
 def test_the_one_server_of_another_name_is_asked_for_everything_and_keeps_the_ids() -> None:
     """The setting was changed there and back: the session here is of before a filter was added, or it is the same."""
     session = Session(CONFIG, known_at("b", "a"), 5, {7: UnreleasedMessage(3, 1)})
-    subscribe = only_sent(at(session, "b", present=True, alone=True), SubscribePacket)
+    subscribe = only_sent(at(session, "b", present=True, alone=True), mqtt5.SubscribePacket)
     assert [(f.pattern, int(f.retain_handling)) for f in subscribe.topic_filters] == [("a/#", 1), ("b", 1)]
     assert session.session_resumed
     assert session.inbound.unreleased_messages
@@ -160,7 +145,9 @@ def test_the_servers_of_a_record_do_not_grow_for_ever() -> None:
 def test_a_broker_that_calls_a_packet_id_in_use_is_asked_with_another_one_by_the_next_connection() -> None:
     session = Session(CONFIG)
     asked = subscribing(session)
-    closed = only(receive(session, SubAckPacket(asked.packet_id, [SubAckReasonCode.PACKET_ID_IN_USE] * 2)), Close)
+    closed = only(
+        receive(session, mqtt5.SubAckPacket(asked.packet_id, [mqtt5.SubAckReasonCode.PACKET_ID_IN_USE] * 2)), Close
+    )
     again = subscribing(session)
     assert (again.topic_filters, again.packet_id != asked.packet_id) == (asked.topic_filters, True)
     assert isinstance(closed.error, BrokerRefused)
@@ -174,75 +161,82 @@ def test_a_filter_the_broker_does_not_take_back_is_given_up_again_next_time() ->
     record = replace(KNOWN, subscriptions=KNOWN.subscriptions | {"old": 1, "older": 1})
     session = Session(CONFIG, record)
     for code, patterns in (
-        (UnsubAckReasonCode.NOT_AUTHORIZED, ["old", "older"]),
-        (UnsubAckReasonCode.SUCCESS, ["old"]),
+        (mqtt5.UnsubAckReasonCode.NOT_AUTHORIZED, ["old", "older"]),
+        (mqtt5.UnsubAckReasonCode.SUCCESS, ["old"]),
     ):
-        unsubscribe = only_sent(connect(session, ConnAckPacket(session_present=True)), UnsubscribePacket)
+        unsubscribe = only_sent(connect(session, mqtt5.ConnAckPacket(session_present=True)), mqtt5.UnsubscribePacket)
         assert unsubscribe.patterns == patterns
-        codes = [code, UnsubAckReasonCode.NO_SUBSCRIPTION_EXISTED][: len(patterns)]
-        only(receive(session, UnsubAckPacket(unsubscribe.packet_id, codes)), Online)
+        codes = [code, mqtt5.UnsubAckReasonCode.NO_SUBSCRIPTION_EXISTED][: len(patterns)]
+        only(receive(session, mqtt5.UnsubAckPacket(unsubscribe.packet_id, codes)), Online)
         session.handle(ConnectionLost(), 2.0)
 
 
 def test_a_session_the_journal_does_not_know_is_a_question_to_the_operator() -> None:
     session = Session(CONFIG)
-    actions = connect(session, ConnAckPacket(session_present=True))
+    actions = connect(session, mqtt5.ConnAckPacket(session_present=True))
     close = only(actions, Close)
     assert isinstance(close.error, SessionUnknown)
     assert close.fatal
     assert only(actions, SaveSessionRecord).record is None, "the next start asks again"
-    assert isinstance(sent(actions)[0], DisconnectPacket)
+    assert isinstance(sent(actions)[0], mqtt5.DisconnectPacket)
 
 
 def test_an_unknown_session_can_be_adopted() -> None:
     session = Session(replace(CONFIG, unknown_session="adopt"))
-    actions = connect(session, ConnAckPacket(session_present=True))
-    assert isinstance(sent(actions)[0], SubscribePacket)
+    actions = connect(session, mqtt5.ConnAckPacket(session_present=True))
+    assert isinstance(sent(actions)[0], mqtt5.SubscribePacket)
 
 
 def test_an_unknown_session_can_be_discarded_with_clean_start_and_is_then_kept() -> None:
     session = Session(replace(CONFIG, unknown_session="discard"))
-    assert only(connect(session, ConnAckPacket(session_present=True)), Close).reconnect_at_once
-    hello = only_sent(session.handle(ConnectionOpened(), 1.0), ConnectPacket)
+    assert only(connect(session, mqtt5.ConnAckPacket(session_present=True)), Close).reconnect_at_once
+    hello = only_sent(session.handle(ConnectionOpened(), 1.0), mqtt5.ConnectPacket)
     assert (hello.clean_start, hello.session_expiry_interval) == (True, 0)
-    assert only(receive(session, ConnAckPacket()), Close).reconnect_at_once
-    hello = only_sent(session.handle(ConnectionOpened(), 2.0), ConnectPacket)
+    assert only(receive(session, mqtt5.ConnAckPacket()), Close).reconnect_at_once
+    hello = only_sent(session.handle(ConnectionOpened(), 2.0), mqtt5.ConnectPacket)
     assert not hello.clean_start, "Mosquitto saves only sessions whose last CONNECT had Clean Start 0"
-    assert isinstance(sent(receive(session, ConnAckPacket()))[0], SubscribePacket)
+    assert isinstance(sent(receive(session, mqtt5.ConnAckPacket()))[0], mqtt5.SubscribePacket)
 
 
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (SubAckReasonCode.NOT_AUTHORIZED, 'refused the subscription "b": not authorized (0x87). Grant this client'),
-        (SubAckReasonCode.TOPIC_FILTER_INVALID, "Change the filter"),
-        (SubAckReasonCode.QUOTA_EXCEEDED, "Raise the broker's limit"),
-        (SubAckReasonCode.UNSPECIFIED_ERROR, "see the broker's log"),
-        (SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE, 'grants "b" QoS 0 instead of 1'),
+        (
+            mqtt5.SubAckReasonCode.NOT_AUTHORIZED,
+            'refused the subscription "b": not authorized (0x87). Grant this client',
+        ),
+        (mqtt5.SubAckReasonCode.TOPIC_FILTER_INVALID, "Change the filter"),
+        (mqtt5.SubAckReasonCode.QUOTA_EXCEEDED, "Raise the broker's limit"),
+        (mqtt5.SubAckReasonCode.UNSPECIFIED_ERROR, "see the broker's log"),
+        (mqtt5.SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE, 'grants "b" QoS 0 instead of 1'),
     ],
 )
-def test_each_suback_code_is_checked(code: SubAckReasonCode, words: str) -> None:
+def test_each_suback_code_is_checked(code: mqtt5.SubAckReasonCode, words: str) -> None:
     session = Session(CONFIG)
-    connect(session, ConnAckPacket())
-    close = only(receive(session, SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE, code])), Close)
+    connect(session, mqtt5.ConnAckPacket())
+    close = only(
+        receive(session, mqtt5.SubAckPacket(1, [mqtt5.SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE, code])), Close
+    )
     assert close.fatal
     assert words in str(close.error)
 
 
 def test_taken_over_is_told_as_such() -> None:
     session = online()
-    close = only(receive(session, DisconnectPacket(reason_code=DisconnectReasonCode.SESSION_TAKEN_OVER)), Close)
+    close = only(
+        receive(session, mqtt5.DisconnectPacket(reason_code=mqtt5.DisconnectReasonCode.SESSION_TAKEN_OVER)), Close
+    )
     assert isinstance(close.error, TakenOver)
 
 
 @pytest.mark.parametrize(
     "packet",
     [
-        ConnAckPacket(),
-        SubAckPacket(99, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE]),
+        mqtt5.ConnAckPacket(),
+        mqtt5.SubAckPacket(99, [mqtt5.SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE]),
         mqtt5.PingReqPacket(),
         mqtt5.ConnectPacket("x"),
-        PublishPacket("a", b"", topic_alias=3),
+        mqtt5.PublishPacket("a", b"", topic_alias=3),
         mqtt5.AuthPacket(),
     ],
 )
@@ -250,7 +244,7 @@ def test_what_a_server_must_not_send_ends_the_connection_with_a_reason(packet: P
     session = online()
     actions = receive(session, packet)
     assert isinstance(only(actions, Close).error, ProtocolViolation)
-    disconnect = only_sent(actions, DisconnectPacket)
+    disconnect = only_sent(actions, mqtt5.DisconnectPacket)
     assert int(disconnect.reason_code) >= 0x80
 
 
@@ -260,9 +254,9 @@ def test_what_a_server_must_not_send_ends_the_connection_with_a_reason(packet: P
 def test_a_connection_only_to_see_the_version_ends_at_connack() -> None:
     session = Session(CONFIG, KNOWN)
     session.probing_version = True
-    actions = connect(session, ConnAckPacket(session_present=True))
+    actions = connect(session, mqtt5.ConnAckPacket(session_present=True))
     assert only(actions, Close) == Close(None, reconnect_at_once=True, version_confirmed=True)
-    assert [type(packet) for packet in sent(actions)] == [DisconnectPacket]
+    assert [type(packet) for packet in sent(actions)] == [mqtt5.DisconnectPacket]
     assert session.record is not None
     assert session.record.subscriptions == {"a/#": -1, "b": -1}, "asked for anew, as its answer was not seen"
 
@@ -271,9 +265,9 @@ def test_a_connection_only_to_see_the_version_ends_at_connack() -> None:
 def test_a_subscription_longer_than_the_broker_takes_does_not_leave(limit: int | None, fits: bool) -> None:
     """[MQTT-3.2.2-15]."""
     session = Session(replace(CONFIG, filters=(replace(A, pattern="a" * 20),)))
-    actions = connect(session, ConnAckPacket(max_packet_size=limit))
+    actions = connect(session, mqtt5.ConnAckPacket(max_packet_size=limit))
     if fits:
-        assert [type(packet) for packet in sent(actions)] == [SubscribePacket]
+        assert [type(packet) for packet in sent(actions)] == [mqtt5.SubscribePacket]
         return
     close = only(actions, Close)
     assert (close.fatal, sent(actions)) == (True, [])
@@ -283,12 +277,12 @@ def test_a_subscription_longer_than_the_broker_takes_does_not_leave(limit: int |
 @pytest.mark.parametrize("no_local", [False, True])
 def test_no_local_is_an_option_of_the_subscription(no_local: bool) -> None:
     session = Session(replace(CONFIG, filters=(replace(A, no_local=no_local),)))
-    subscribe = only_sent(connect(session, ConnAckPacket()), SubscribePacket)
+    subscribe = only_sent(connect(session, mqtt5.ConnAckPacket()), mqtt5.SubscribePacket)
     assert [f.no_local for f in subscribe.topic_filters] == [no_local]
 
 
-@pytest.mark.parametrize("items", [[ConnAckPacket()], [], None])
-def test_a_connection_that_broke_is_told_by_what_had_come(items: list[ConnAckPacket] | None) -> None:
+@pytest.mark.parametrize("items", [[mqtt5.ConnAckPacket()], [], None])
+def test_a_connection_that_broke_is_told_by_what_had_come(items: list[mqtt5.ConnAckPacket] | None) -> None:
     """An end in place of CONNACK may be a broker that does not speak the version."""
     session = Session(CONFIG, KNOWN)
     session.handle(ConnectionOpened(), 0.0)
@@ -307,13 +301,13 @@ def test_a_session_that_held_nothing_is_not_lost(held: dict[int, UnreleasedMessa
     """Brokers may keep none without subscriptions; one that was never confirmed was never there."""
     for record in (replace(KNOWN, subscriptions={}), SessionRecord("plant-7")):
         session = Session(CONFIG, record, 5, held)
-        actions = connect(session, ConnAckPacket())
+        actions = connect(session, mqtt5.ConnAckPacket())
         assert any(isinstance(action, SessionLost) for action in actions) is (lost and record.established)
 
 
 def test_nothing_that_comes_behind_the_end_of_a_connection_counts() -> None:
     session = online()
-    actions = receive(session, DisconnectPacket(), message(1), ConnAckPacket())
+    actions = receive(session, mqtt5.DisconnectPacket(), message(1), mqtt5.ConnAckPacket())
     assert [type(action) for action in actions] == [Close]
     assert session.inbound.next_number == 0
 
@@ -321,9 +315,9 @@ def test_nothing_that_comes_behind_the_end_of_a_connection_counts() -> None:
 def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
     record = replace(KNOWN, subscriptions=KNOWN.subscriptions | {"old": 1, "older": 1})
     session = Session(CONFIG, record)
-    asked = only_sent(connect(session, ConnAckPacket(session_present=True)), UnsubscribePacket)
-    assert receive(session, UnsubAckPacket(asked.packet_id + 1, [UnsubAckReasonCode.SUCCESS])) == []
-    actions = receive(session, UnsubAckPacket(asked.packet_id, [UnsubAckReasonCode.SUCCESS]))
+    asked = only_sent(connect(session, mqtt5.ConnAckPacket(session_present=True)), mqtt5.UnsubscribePacket)
+    assert receive(session, mqtt5.UnsubAckPacket(asked.packet_id + 1, [mqtt5.UnsubAckReasonCode.SUCCESS])) == []
+    actions = receive(session, mqtt5.UnsubAckPacket(asked.packet_id, [mqtt5.UnsubAckReasonCode.SUCCESS]))
     assert isinstance(only(actions, Close).error, ProtocolViolation)
 
 
@@ -339,7 +333,7 @@ def test_a_broker_is_trusted_with_its_proof_alone(proof: bytes | None) -> None:
     (answer,) = sent(receive(session, challenge()))
     assert isinstance(answer, mqtt5.AuthPacket)
     assert answer.authentication_data == b"to you"
-    connack = ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=proof)
+    connack = mqtt5.ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=proof)
     actions = receive(session, connack)
     if proof == b"proof":
         assert only(actions, Online).session_resumed
@@ -385,7 +379,7 @@ def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
         if kind in {"new", "again", "other"} and (value in owed) == (kind != "new"):
             payload = owed[value] if kind == "again" else b"%d" % serial
             again = kind != "new" or serial % 5 == 0  # DUP alone says nothing
-            unread += encode(PublishPacket("a/1", payload, qos=QoS(1), packet_id=value, duplicate=again))
+            unread += encode(mqtt5.PublishPacket("a/1", payload, qos=mqtt5.QoS(1), packet_id=value, duplicate=again))
             wanted += [(value, payload)] if kind != "again" else []
         elif kind == "stored":
             session.handle(DeliveryStored(tickets[-1]), 1.0)
@@ -400,7 +394,9 @@ def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
         if kind == "settle":
             settled = min(settled + value, len(wanted))
             acks += [
-                p.packet_id for p in sent(session.handle(AckWatermark(settled), 1.0)) if isinstance(p, PubAckPacket)
+                p.packet_id
+                for p in sent(session.handle(AckWatermark(settled), 1.0))
+                if isinstance(p, mqtt5.PubAckPacket)
             ]
             assert acks == [packet_id for packet_id, _ in wanted[:settled]]
 

@@ -4,24 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import mqtt5
 import pytest
-from mqtt5 import (
-    ConnAckPacket,
-    ConnectPacket,
-    DisconnectPacket,
-    DisconnectReasonCode,
-    PubAckPacket,
-    PubCompPacket,
-    PublishPacket,
-    PubRecPacket,
-    PubRelPacket,
-    QoS,
-    SubAckPacket,
-    SubAckReasonCode,
-    SubscribePacket,
-    UnsubscribePacket,
-    Will,
-)
 
 from tests.helpers import outgoing, packets_in
 from tests.unit.mqtt.sessions import Method, challenge
@@ -79,8 +63,8 @@ class Peer:
     def connects(self, *, kept: bool = True) -> list[Packet]:
         """What leaves after CONNACK."""
         (connect,) = self.does(ConnectionOpened())
-        assert isinstance(connect, ConnectPacket)
-        return self.gets(ConnAckPacket(session_present=kept))
+        assert isinstance(connect, mqtt5.ConnectPacket)
+        return self.gets(mqtt5.ConnAckPacket(session_present=kept))
 
     @property
     def closes(self) -> bool:
@@ -93,8 +77,10 @@ def online(version: int, config: SessionConfig = CONFIG) -> Peer:
     return peer
 
 
-def message(qos: int, packet_id: int = 1, *, topic: str = "t", duplicate: bool = False) -> PublishPacket:
-    return PublishPacket(topic, b"x", qos=QoS(qos), packet_id=packet_id if qos else None, duplicate=duplicate)
+def message(qos: int, packet_id: int = 1, *, topic: str = "t", duplicate: bool = False) -> mqtt5.PublishPacket:
+    return mqtt5.PublishPacket(
+        topic, b"x", qos=mqtt5.QoS(qos), packet_id=packet_id if qos else None, duplicate=duplicate
+    )
 
 
 # Publishing
@@ -108,19 +94,19 @@ def test_dup_of_what_was_received_is_not_passed_on(version: int, qos: int) -> No
     peer.gets(message(qos, duplicate=True))
     (delivery,) = [action for action in peer.actions if isinstance(action, Deliver)]
     (received,) = delivery.messages.packets
-    assert isinstance(received, PublishPacket)
+    assert isinstance(received, mqtt5.PublishPacket)
     assert received.duplicate
     (packet,) = peer.does(Publish(1, outgoing(received)))
-    assert isinstance(packet, PublishPacket)
+    assert isinstance(packet, mqtt5.PublishPacket)
     assert not packet.duplicate
 
 
 def test_a_message_handed_on_has_no_subscription_identifier() -> None:
     """[MQTT-3.3.4-6]."""
     peer = online(5)
-    given = PublishPacket("t", b"x", qos=QoS.AT_LEAST_ONCE, packet_id=1, subscription_ids=[1, 2])
+    given = mqtt5.PublishPacket("t", b"x", qos=mqtt5.QoS.AT_LEAST_ONCE, packet_id=1, subscription_ids=[1, 2])
     (packet,) = peer.does(Publish(1, outgoing(given)))
-    assert isinstance(packet, PublishPacket)
+    assert isinstance(packet, mqtt5.PublishPacket)
     assert not packet.subscription_ids
 
 
@@ -136,14 +122,14 @@ def test_each_qos_has_its_answer_with_the_same_id_and_a_known_reason(version: in
     peer = online(version)
     assert peer.gets(message(0), message(1, 77), message(2, 78)) == [], "not before it is settled"
     answers = peer.does(AckWatermark(13))
-    assert answers == [PubAckPacket(77), PubRecPacket(78)]
-    assert peer.gets(PubRelPacket(78)) == []
+    assert answers == [mqtt5.PubAckPacket(77), mqtt5.PubRecPacket(78)]
+    assert peer.gets(mqtt5.PubRelPacket(78)) == []
     (delivery,) = peer.actions
     assert isinstance(delivery, Deliver)
-    assert peer.does(DeliveryStored(delivery.delivery_id)) == [PubCompPacket(78)]
-    unknown = peer.gets(PubRelPacket(79))
-    assert [type(packet) for packet in unknown] == [PubCompPacket]
-    assert [int(packet.reason_code) for packet in unknown if isinstance(packet, PubCompPacket)] == [
+    assert peer.does(DeliveryStored(delivery.delivery_id)) == [mqtt5.PubCompPacket(78)]
+    unknown = peer.gets(mqtt5.PubRelPacket(79))
+    assert [type(packet) for packet in unknown] == [mqtt5.PubCompPacket]
+    assert [int(packet.reason_code) for packet in unknown if isinstance(packet, mqtt5.PubCompPacket)] == [
         0x92 if version == 5 else 0
     ]
 
@@ -153,7 +139,7 @@ def test_a_message_to_no_subscription_of_ours_is_taken_and_acknowledged(version:
     """[MQTT-4.5.0-2], [MQTT-4.5.0-2 of 3.1.1]."""
     peer = online(version)
     peer.gets(message(1, 1, topic="nobody/asked"), message(2, 2, topic="nobody/asked"))
-    assert peer.does(AckWatermark(12)) == [PubAckPacket(1), PubRecPacket(2)]
+    assert peer.does(AckWatermark(12)) == [mqtt5.PubAckPacket(1), mqtt5.PubRecPacket(2)]
 
 
 # The session
@@ -165,9 +151,9 @@ def test_a_clean_start_begins_with_nothing(version: int) -> None:
     config = replace(CONFIG, clean_start=True, session_expiry_s=0, durable=False)
     peer = Peer(version, config, held={5: UnreleasedMessage(3, 0)})
     (connect,) = peer.does(ConnectionOpened())
-    assert isinstance(connect, ConnectPacket)
+    assert isinstance(connect, mqtt5.ConnectPacket)
     assert connect.clean_start
-    peer.gets(ConnAckPacket(session_present=False))
+    peer.gets(mqtt5.ConnAckPacket(session_present=False))
     assert not peer.session.inbound.unreleased_messages
     (forgotten,) = [action for action in peer.actions if isinstance(action, Deliver)]
     assert forgotten.released_ids == (5,), "durably"
@@ -180,13 +166,13 @@ def test_a_clean_start_begins_with_nothing(version: int) -> None:
 @VERSIONS
 def test_the_wills_qos(version: int, qos: int) -> None:
     """[MQTT-3.1.2-12]: 0, 1 or 2; the codec has no other."""
-    will = Will("state", payload=b"gone", qos=QoS(qos))
+    will = mqtt5.Will("state", payload=b"gone", qos=mqtt5.QoS(qos))
     (connect,) = Peer(version, replace(CONFIG, will=will)).does(ConnectionOpened())
-    assert isinstance(connect, ConnectPacket)
+    assert isinstance(connect, mqtt5.ConnectPacket)
     flags = encode(connect, version)[9]
     assert (flags >> 3 & 3, flags >> 2 & 1) == (qos, 1)
     with pytest.raises(ValueError, match="QoS"):
-        QoS(3)
+        mqtt5.QoS(3)
 
 
 # The end
@@ -197,7 +183,7 @@ def test_nothing_follows_our_disconnect_but_the_end_of_the_connection(version: i
     """[MQTT-3.14.4-1], [MQTT-3.14.4-2], [MQTT-3.14.4-1 of 3.1.1], [MQTT-3.14.4-2 of 3.1.1]."""
     peer = online(version)
     peer.gets(message(1, 1))
-    assert peer.does(Stop()) == [DisconnectPacket()]
+    assert peer.does(Stop()) == [mqtt5.DisconnectPacket()]
     assert peer.closes
     for event in (AckWatermark(11), Publish(1, outgoing(message(1))), Tick(), Stop()):
         assert peer.does(event) == []
@@ -207,11 +193,11 @@ def test_nothing_follows_our_disconnect_but_the_end_of_the_connection(version: i
 def test_a_violation_ends_the_connection(version: int) -> None:
     """[MQTT-4.13.2-1], [MQTT-4.8.0-1 of 3.1.1]: with its reason where the version has one."""
     peer = online(version)
-    wrong = SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE])
+    wrong = mqtt5.SubAckPacket(1, [mqtt5.SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE])
     said = peer.gets(wrong)
     assert peer.closes
     if version == 5:
-        assert said == [DisconnectPacket(reason_code=DisconnectReasonCode.PROTOCOL_ERROR)]
+        assert said == [mqtt5.DisconnectPacket(reason_code=mqtt5.DisconnectReasonCode.PROTOCOL_ERROR)]
     else:
         assert said == []
     assert peer.does(Publish(1, outgoing(message(1)))) == []
@@ -225,12 +211,12 @@ def test_with_a_method_only_auth_leaves_before_connack() -> None:
     peer = Peer(5, replace(CONFIG, authenticator=Method(), filters=(Filter("a"),)))
     peer.does(Publish(1, outgoing(message(1))))
     (connect,) = peer.does(ConnectionOpened())
-    assert isinstance(connect, ConnectPacket)
+    assert isinstance(connect, mqtt5.ConnectPacket)
     assert (connect.authentication_method, connect.authentication_data) == ("PLAIN", b"first")
     assert peer.does(Publish(2, outgoing(message(0)))) == []
     for data in (b"2", b"3"):
         assert peer.gets(challenge(data=data)) == [challenge(data=b"to " + data)]
-    connack = ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=b"proof")
+    connack = mqtt5.ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=b"proof")
     kinds = [type(packet) for packet in peer.gets(connack)]
-    assert kinds == [PublishPacket, PublishPacket, SubscribePacket]
-    assert UnsubscribePacket not in kinds
+    assert kinds == [mqtt5.PublishPacket, mqtt5.PublishPacket, mqtt5.SubscribePacket]
+    assert mqtt5.UnsubscribePacket not in kinds
