@@ -19,15 +19,7 @@ from towline.delivery.outrows import add_arrival, rows_from_messages
 from towline.errors import ConfigError, JournalFull
 from towline.journal import Batch, Disk, Limits, Outbox
 from towline.journal.disk import journal_full
-from towline.mqtt.events import (
-    ConnectionLost,
-    ConnectionOpened,
-    Event,
-    PacketsReceived,
-    Send,
-    SessionConfig,
-    SessionRecord,
-)
+from towline.mqtt import events
 from towline.mqtt.session import Session
 from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Timestamp
@@ -65,7 +57,9 @@ class Line:
         if messages:
             rows = [{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)]
             self.outbox.append_batch(outbox_rows(*rows))
-        self.config = SessionConfig("c", "w", unknown_session="adopt", durable_ids=True, exactly_once=exactly_once)
+        self.config = events.SessionConfig(
+            "c", "w", unknown_session="adopt", durable_ids=True, exactly_once=exactly_once
+        )
         self.session = Session(self.config)
         self.sent: list[mqtt5.PublishPacket] = []
         self.packets: list[Any] = []
@@ -85,9 +79,9 @@ class Line:
         self.session = Session(self.config)
         self.sender.attach_session(self.session)
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         for action in self.session.handle(event, time.monotonic()):
-            if isinstance(action, Send):
+            if isinstance(action, events.Send):
                 self.packets += read_all(action.data)
                 self.sent += [packet for packet in read_all(action.data) if isinstance(packet, mqtt5.PublishPacket)]
             else:
@@ -96,13 +90,15 @@ class Line:
     def connect(self, window: int = 65535, *, present: bool = True, **connack: Any) -> list[int]:
         """Come online, and return what is published then."""
         self.sent.clear()
-        self.handle(ConnectionOpened())
-        self.handle(PacketsReceived([mqtt5.ConnAckPacket(session_present=present, receive_max=window, **connack)]))
+        self.handle(events.ConnectionOpened())
+        self.handle(
+            events.PacketsReceived([mqtt5.ConnAckPacket(session_present=present, receive_max=window, **connack)])
+        )
         self.sender.turn()
         self.sender.turn()
         return [int(packet.payload) for packet in self.sent]
 
-    def end(self, event: Event) -> bool:
+    def end(self, event: events.Event) -> bool:
         """Whether the message is found at which the broker ended the connection."""
         self.handle(event)
         self.sender.connection_lost(self.session.outbound.withdraw_unsent())
@@ -111,7 +107,7 @@ class Line:
     def answer(self, reason: mqtt5.PubAckReasonCode = mqtt5.PubAckReasonCode.SUCCESS) -> None:
         ids = [packet.packet_id for packet in self.sent if packet.packet_id]
         self.sent.clear()
-        self.handle(PacketsReceived([mqtt5.PubAckPacket(packet_id, reason_code=reason) for packet_id in ids]))
+        self.handle(events.PacketsReceived([mqtt5.PubAckPacket(packet_id, reason_code=reason) for packet_id in ids]))
         self.sender.turn()
 
     def drain(self) -> list[int]:
@@ -148,12 +144,12 @@ def test_a_broker_that_ends_every_connection_at_once_refuses_nothing(tmp_path: P
     """The first message of a connection waits for a second of quiet, while one is suspected."""
     line = Line(tmp_path, 5)
     assert line.connect() == [0, 1, 2, 3, 4]
-    line.end(ConnectionLost())
+    line.end(events.ConnectionLost())
     assert line.connect() == [0, 1, 2, 3, 4]
-    line.end(ConnectionLost())
+    line.end(events.ConnectionLost())
     for _ in range(20):
         assert line.connect() == []
-        line.end(ConnectionLost())
+        line.end(events.ConnectionLost())
     assert line.refused() == []
     assert line.sender.status()["queued"] + line.sender.status()["in_flight"] == 5
 
@@ -166,7 +162,7 @@ def test_a_refused_message_that_could_not_be_stored_is_not_sent_meanwhile(
     line.connect()
     monkeypatch.setattr(line.sender.refused_messages, "store", Mock(side_effect=journal_full("refused", "no room")))
     line.answer(mqtt5.PubAckReasonCode.NOT_AUTHORIZED)
-    line.end(ConnectionLost())
+    line.end(events.ConnectionLost())
     assert line.connect() == []
     assert line.log.codes == ["TL-M49"]
 
@@ -182,7 +178,7 @@ def test_rows_that_a_crash_left_dropped_free_space_after_the_start(tmp_path: Pat
         outbox.append_batch(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
     outbox.close()
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
-    session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
+    session = Session(events.SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
     sender = OutboxSender(outbox, handle_event=lambda _: None, log=Log(), refused_dir=tmp_path / "refused")
     sender.attach_session(session)
     sender.turn()
@@ -200,14 +196,14 @@ def test_exactly_once_stands_still_at_the_first_qos_2_message_that_was_acknowled
     assert (status["delivered"], status["degraded"], status["queued"] + status["in_flight"]) == (1, 1, 4)
     assert "exactly once" in status["held_back"]
     assert line.log.codes == ["TL-M44"]
-    line.end(ConnectionLost())
+    line.end(events.ConnectionLost())
     assert line.connect() == []
 
 
 def test_exactly_once_continues_at_a_broker_that_knows_qos_2_and_refuses_nothing_at_another(tmp_path: Path) -> None:
     line = Line(tmp_path / "one", 5, qos=2, exactly_once=True)
     line.connect()
-    line.handle(PacketsReceived([mqtt5.PubRecPacket(line.sent[0].packet_id or 0)]))
+    line.handle(events.PacketsReceived([mqtt5.PubRecPacket(line.sent[0].packet_id or 0)]))
     line.sender.turn()
     assert [int(packet.payload) for packet in line.sent] == [0, 1, 2, 3, 4]
     assert line.sender.blocked_reason is None
@@ -230,7 +226,7 @@ def test_after_a_crash_qos_1_goes_out_again_under_the_same_packet_ids_with_dup(t
     """[MQTT-4.4.0-1], [MQTT-3.3.1-1], where the broker has kept the session."""
     line = Line(tmp_path, 30)
     line.connect(window=10)
-    line.handle(PacketsReceived([mqtt5.PubAckPacket(packet.packet_id or 0) for packet in line.sent[:4]]))
+    line.handle(events.PacketsReceived([mqtt5.PubAckPacket(packet.packet_id or 0) for packet in line.sent[:4]]))
     line.sender.turn()
     before = {int(packet.payload): packet.packet_id for packet in line.sent}
     assert list(before) == list(range(14))
@@ -271,8 +267,8 @@ def test_a_message_that_is_done_and_that_no_broker_acknowledged_is_reported(tmp_
     assert "does not add up ✗ (the outbox says 5 delivered · the broker has acknowledged 4)" in told
 
 
-CONFIG = SessionConfig("me", "line", session_expiry_s=600)
-RECORD = SessionRecord("me", established=True, subscriptions={"a/#": 9, "b": -1}, servers=("one", "two"))
+CONFIG = events.SessionConfig("me", "line", session_expiry_s=600)
+RECORD = events.SessionRecord("me", established=True, subscriptions={"a/#": 9, "b": -1}, servers=("one", "two"))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +284,7 @@ RECORD = SessionRecord("me", established=True, subscriptions={"a/#": 9, "b": -1}
 def test_the_session_of_another_client_id_is_dropped_only_where_nothing_waits_in_it_or_a_user_says_so(
     established: bool, expiry_s: int, abandoned: str, refused: bool
 ) -> None:
-    for record in (RECORD, SessionRecord("me")):
+    for record in (RECORD, events.SessionRecord("me")):
         assert load_session_record(asdict(record), "here", CONFIG) == record, "as it was stored"
     assert load_session_record({}, "here", CONFIG) is None
     stored: dict[str, Any] = asdict(replace(RECORD, client_id="before", established=established))

@@ -10,30 +10,8 @@ from typing import Any, Final, TypeAlias
 
 from tests.unit.mqtt.model_broker import Dup, Habits, Message, ModelBroker
 from towline.errors import JournalFull, Unreachable
+from towline.mqtt import events
 from towline.mqtt.codec import Decoder
-from towline.mqtt.events import (
-    AckWatermark,
-    Action,
-    Close,
-    ConnectionLost,
-    ConnectionOpened,
-    Deliver,
-    DeliveryStored,
-    Event,
-    Filter,
-    Online,
-    PacketsReceived,
-    Publish,
-    PublishAcknowledged,
-    ReadingToggled,
-    SaveSessionRecord,
-    Send,
-    SessionConfig,
-    SessionRecord,
-    Stop,
-    Tick,
-    UnreleasedMessage,
-)
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session, SessionState
 
@@ -77,17 +55,19 @@ class Store:
         self._boundary = boundary
         self.no_room = False
         self.rows: list[int] = []
-        self.held_ids: dict[int, UnreleasedMessage] = {}
-        self.record: SessionRecord | None = None
+        self.held_ids: dict[int, events.UnreleasedMessage] = {}
+        self.record: events.SessionRecord | None = None
         self.committed = 0
 
-    def append(self, serials: list[int], held_ids: Mapping[int, UnreleasedMessage], released: Sequence[int]) -> None:
+    def append(
+        self, serials: list[int], held_ids: Mapping[int, events.UnreleasedMessage], released: Sequence[int]
+    ) -> None:
         self._write()
         self.held_ids = {i: held for i, held in self.held_ids.items() if i not in released} | dict(held_ids)
         self.rows += serials
         self._boundary()
 
-    def set_record(self, record: SessionRecord | None) -> None:
+    def set_record(self, record: events.SessionRecord | None) -> None:
         self._write()
         self.record = record
         self._boundary()
@@ -107,13 +87,13 @@ class ModelDriver:
         self._acks = world.plan.acks
         self.connected = False
         self.decoder = Decoder()
-        self.waiting: deque[Deliver] = deque()
+        self.waiting: deque[events.Deliver] = deque()
         self.reading = True
         self.session = self._new_session()
 
     def _new_session(self) -> Session:
         plan, store = self._world.plan, self._store
-        config = SessionConfig(
+        config = events.SessionConfig(
             "line",
             "model",
             self._world.filters,
@@ -130,43 +110,43 @@ class ModelDriver:
     def connect(self) -> None:
         self.decoder = Decoder(version=self._world.plan.habits.version)
         self.connected = self.reading = True
-        self.handle(ConnectionOpened(f"server {self._world.broker.server}" if self._world.plan.several else ""))
+        self.handle(events.ConnectionOpened(f"server {self._world.broker.server}" if self._world.plan.several else ""))
 
     def read(self, data: bytes) -> None:
-        self.handle(PacketsReceived(self.decoder.feed(data)))
+        self.handle(events.PacketsReceived(self.decoder.feed(data)))
 
     def line_broke(self) -> None:
-        self.handle(ConnectionLost())
+        self.handle(events.ConnectionLost())
         self.connected = False
 
     def adjust_reading(self) -> None:
         ready = not self.waiting and not self.session.window_full
         if self.connected and ready != self.reading:
             self.reading = ready
-            self.handle(ReadingToggled(ready))
+            self.handle(events.ReadingToggled(ready))
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         session = self.session
         for action in session.handle(event, self._world.now):
             if self.session is not session:
                 return  # what it decided is void: the journal could not be told
             self._perform(action)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: events.Action) -> None:
         self._world.boundary()
-        if isinstance(action, Send):
+        if isinstance(action, events.Send):
             self._send(action.data)
-        elif isinstance(action, Deliver):
+        elif isinstance(action, events.Deliver):
             self._deliver(action)
-        elif isinstance(action, SaveSessionRecord):
+        elif isinstance(action, events.SaveSessionRecord):
             self._remember(action)
-        elif isinstance(action, Close):
+        elif isinstance(action, events.Close):
             assert isinstance(action.error, Unreachable | None), action.error
             assert not action.fatal
             self._drop()
-        elif isinstance(action, Online):
+        elif isinstance(action, events.Online):
             self._world.online()
-        elif isinstance(action, PublishAcknowledged):
+        elif isinstance(action, events.PublishAcknowledged):
             self._world.acknowledged(action)
         self._world.boundary()
 
@@ -181,7 +161,7 @@ class ModelDriver:
         else:
             self.line_broke()
 
-    def _remember(self, action: SaveSessionRecord) -> None:
+    def _remember(self, action: events.SaveSessionRecord) -> None:
         try:
             self._store.set_record(action.record)
         except JournalFull:
@@ -195,7 +175,7 @@ class ModelDriver:
             self.connected = False
             self._world.hang_up()
 
-    def _deliver(self, action: Deliver) -> None:
+    def _deliver(self, action: events.Deliver) -> None:
         if self._acks is Acks.RECEIVED:
             self._settle(action.first_number + len(action.messages))
         self.waiting.append(action)
@@ -212,7 +192,7 @@ class ModelDriver:
                 self._world.stored(serials)
                 if self._acks is Acks.JOURNAL:
                     self._settle(len(self._store.rows))
-                self.handle(DeliveryStored(delivery.delivery_id))
+                self.handle(events.DeliveryStored(delivery.delivery_id))
         except JournalFull:
             assert self._store.no_room
 
@@ -222,7 +202,7 @@ class ModelDriver:
 
     def _settle(self, upto: int) -> None:
         if upto > self.session.inbound.ack_watermark:
-            self.handle(AckWatermark(upto))
+            self.handle(events.AckWatermark(upto))
 
 
 class World:
@@ -232,7 +212,7 @@ class World:
         self.plan = plan
         self.now = 0.0
         self.broker = ModelBroker(plan.habits, self._accepted)
-        self.filters: tuple[Filter, ...] = (Filter("t", qos=2),)
+        self.filters: tuple[events.Filter, ...] = (events.Filter("t", qos=2),)
         #: Bytes on their way to the broker.
         self.to_broker = bytearray()
         #: Both ends hold the connection; the client learns that it is gone when it reads or writes.
@@ -292,7 +272,7 @@ class World:
             found = {pattern: found.get(pattern, -1) for pattern in wanted}
         assert found == wanted, f"online with {self.broker.subscriptions} instead of {wanted}"
 
-    def acknowledged(self, action: PublishAcknowledged) -> None:
+    def acknowledged(self, action: events.PublishAcknowledged) -> None:
         assert isinstance(action.token, int)
         qos = self.open_publishes.pop(action.token)
         assert not action.reason
@@ -464,18 +444,18 @@ class World:
             token = len(self._publishes)
             self._publishes.append(qos)
             self.open_publishes[token] = qos
-            self._driver.handle(Publish(token, OutboundMessage("o", b"%d" % token, qos=qos)))
+            self._driver.handle(events.Publish(token, OutboundMessage("o", b"%d" % token, qos=qos)))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
         deadline = self._driver.session.deadline()
         if deadline is not None and self.now >= deadline:
-            self._driver.handle(Tick())
+            self._driver.handle(events.Tick())
 
     def change_filters(self, more: bool) -> None:
         """Stop, and start again with another configuration."""
-        self._driver.handle(Stop())
-        self.filters = (Filter("t", qos=2), Filter("u", qos=1)) if more else (Filter("t", qos=2),)
+        self._driver.handle(events.Stop())
+        self.filters = (events.Filter("t", qos=2), events.Filter("u", qos=1)) if more else (events.Filter("t", qos=2),)
         self._restart()
 
     # -- accounts --

@@ -13,19 +13,8 @@ from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, Pub
 
 from tests.helpers import read_all
 from tests.unit.mqtt.sessions import CONFIG, online, sent
+from towline.mqtt import events
 from towline.mqtt.codec import encode
-from towline.mqtt.events import (
-    Action,
-    ConnectionLost,
-    ConnectionOpened,
-    MessageToken,
-    PacketsReceived,
-    Publish,
-    PublishAcknowledged,
-    PublishMany,
-    Send,
-    Tick,
-)
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import CULPRIT_STRIKES, CulpritFinder, Outbound
 from towline.mqtt.reasons import CONNECTION_CUT
@@ -40,11 +29,11 @@ class World:
     random_cuts: frozenset[int] = frozenset()
     window: int = 5
     outbound: Outbound = field(default_factory=lambda: Outbound(encode))
-    ack_reasons: dict[MessageToken, int] = field(default_factory=dict)
+    ack_reasons: dict[events.MessageToken, int] = field(default_factory=dict)
     #: What had left without an answer at each end of a connection.
-    ends: list[tuple[MessageToken, ...]] = field(default_factory=list)
+    ends: list[tuple[events.MessageToken, ...]] = field(default_factory=list)
     seen: int = 0
-    found_culprits: list[MessageToken] = field(default_factory=list)
+    found_culprits: list[events.MessageToken] = field(default_factory=list)
     #: When the connection began; what leaves does so after the time of quiet.
     now: float = 0.0
 
@@ -52,7 +41,7 @@ class World:
     def culprit_finder(self) -> CulpritFinder:
         return self.outbound.culprit_finder
 
-    def sent_actions(self) -> list[Action]:
+    def sent_actions(self) -> list[events.Action]:
         return list(self.outbound.actions(self.now + 2))
 
     def publish(self, messages: Iterable[tuple[int, int]]) -> None:
@@ -92,7 +81,7 @@ class World:
     def _ends_connection_at(self, packet: Any) -> bool:
         return isinstance(packet, PublishPacket) and int(packet.payload) in self.culprits
 
-    def _answer(self, packet: Any) -> list[Action]:
+    def _answer(self, packet: Any) -> list[events.Action]:
         if isinstance(packet, PubRelPacket):
             return [*self.outbound.take_ack(PubCompPacket(packet.packet_id)), *self.sent_actions()]
         if packet.qos == QoS.AT_MOST_ONCE:
@@ -100,13 +89,13 @@ class World:
         kind = PubAckPacket if packet.qos == QoS.AT_LEAST_ONCE else PubRecPacket
         return [*self.outbound.take_ack(kind(packet.packet_id)), *self.sent_actions()]
 
-    def handle_actions(self, actions: list[Action]) -> list[Any]:
+    def handle_actions(self, actions: list[events.Action]) -> list[Any]:
         packets = []
         for action in actions:
-            if isinstance(action, PublishAcknowledged):
+            if isinstance(action, events.PublishAcknowledged):
                 assert self.ack_reasons.setdefault(action.token, action.reason) == action.reason
                 self.culprit_finder.clear_token(action.token)
-            elif isinstance(action, Send):
+            elif isinstance(action, events.Send):
                 packets += read_all(action.data)
         return packets
 
@@ -181,17 +170,17 @@ def test_only_the_same_messages_twice_in_a_row_make_it_careful() -> None:
 
 def test_the_first_message_waits_for_quiet_and_the_next_for_its_answer() -> None:
     session = online(replace(CONFIG, keep_alive_s=0))
-    messages = [Publish(token, OutboundMessage("t", b"%d" % token, qos=1)) for token in (1, 2)]
-    session.handle(PublishMany(messages), 10.0)
+    messages = [events.Publish(token, OutboundMessage("t", b"%d" % token, qos=1)) for token in (1, 2)]
+    session.handle(events.PublishMany(messages), 10.0)
     for now in (20.0, 30.0):
-        session.handle(ConnectionLost(), now - 9)
-        session.handle(ConnectionOpened(), now)
+        session.handle(events.ConnectionLost(), now - 9)
+        session.handle(events.ConnectionOpened(), now)
         assert bool(receive_at(session, now, ConnAckPacket(session_present=True))) == (now == 20.0)
     assert session.outbound.culprit_finder.one_at_a_time
     due = session.deadline()
     assert due == 31.0
-    assert sent(session.handle(Tick(), 30.9)) == []
-    (first,) = sent(session.handle(Tick(), due))
+    assert sent(session.handle(events.Tick(), 30.9)) == []
+    (first,) = sent(session.handle(events.Tick(), due))
     assert isinstance(first, PublishPacket)
     assert (first.payload, session.deadline()) == (b"1", None)
     (second,) = receive_at(session, due, PubAckPacket(first.packet_id or 0))
@@ -200,4 +189,4 @@ def test_the_first_message_waits_for_quiet_and_the_next_for_its_answer() -> None
 
 
 def receive_at(session: Session, now: float, packet: Any) -> list[Any]:
-    return sent(session.handle(PacketsReceived([packet]), now))
+    return sent(session.handle(events.PacketsReceived([packet]), now))

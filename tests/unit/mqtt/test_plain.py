@@ -14,16 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqtt5 import ConnAckPacket, PublishPacket, QoS
 
+from towline.mqtt import events
 from towline.mqtt.codec import Decoder, Item, encode
-from towline.mqtt.events import (
-    AckWatermark,
-    Action,
-    ConnectionOpened,
-    Deliver,
-    DeliveryStored,
-    PacketsReceived,
-    SessionConfig,
-)
 from towline.mqtt.inbound import FilterResult
 from towline.mqtt.plain import FIELD_COUNT, PlainReader, PlainRun, PlainRuns
 from towline.mqtt.session import Session
@@ -167,9 +159,9 @@ class Twin:
     """A session, the bytes that it gets, and all that comes of them."""
 
     def __init__(self, reader: PlainReader | None, version: int, *, screened: bool) -> None:
-        self.session = Session(SessionConfig("c", "w", protocol=version, receive_maximum=20))
-        self.session.handle(ConnectionOpened(), 0.0)
-        self.session.handle(PacketsReceived([ConnAckPacket()]), 0.0)
+        self.session = Session(events.SessionConfig("c", "w", protocol=version, receive_maximum=20))
+        self.session.handle(events.ConnectionOpened(), 0.0)
+        self.session.handle(events.PacketsReceived([ConnAckPacket()]), 0.0)
         if screened:
             self.session.inbound.duplicate_filter = said_by_property
         self._decoder = Decoder(1 << 20, version, reader)
@@ -177,16 +169,16 @@ class Twin:
 
     def receive(self, data: bytes) -> list[Any]:
         self.items = self._decoder.feed(data)
-        return self._told(self.session.handle(PacketsReceived(self.items), 1.0))
+        return self._told(self.session.handle(events.PacketsReceived(self.items), 1.0))
 
     def make_durable(self) -> list[Any]:
         """All that was delivered is on the disk."""
         inbound = self.session.inbound
-        actions = self.session.handle(AckWatermark(inbound.next_number), 2.0)
-        return self._told([*actions, *self.session.handle(DeliveryStored(inbound._last_delivery_id), 2.0)])
+        actions = self.session.handle(events.AckWatermark(inbound.next_number), 2.0)
+        return self._told([*actions, *self.session.handle(events.DeliveryStored(inbound._last_delivery_id), 2.0)])
 
-    def _told(self, actions: list[Action]) -> list[Any]:
-        return [_content(action) if isinstance(action, Deliver) else action for action in actions]
+    def _told(self, actions: list[events.Action]) -> list[Any]:
+        return [_content(action) if isinstance(action, events.Deliver) else action for action in actions]
 
     def state(self) -> list[Any]:
         inbound = self.session.inbound
@@ -200,7 +192,7 @@ class Twin:
         return [self.session.state, self.session.window_full, inbound.unreleased_messages, counts]
 
 
-def _content(delivery: Deliver) -> list[Any]:
+def _content(delivery: events.Deliver) -> list[Any]:
     messages = delivery.messages
     tags = list(messages.tags) or [None] * len(messages)
     rows = list(zip(messages.headers, messages.packets, messages.topics, tags, strict=True))

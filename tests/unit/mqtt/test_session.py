@@ -29,24 +29,8 @@ from tests.unit.mqtt.sessions import (
 )
 from towline.delivery.inbound import plain_run
 from towline.errors import BrokerRefused, ProtocolViolation, SessionUnknown, TakenOver
+from towline.mqtt import events
 from towline.mqtt.codec import Decoder, Packet, encode
-from towline.mqtt.events import (
-    AckWatermark,
-    Action,
-    Close,
-    ConnectionLost,
-    ConnectionOpened,
-    Deliver,
-    DeliveryStored,
-    Online,
-    PacketsReceived,
-    Publish,
-    SaveSessionRecord,
-    Send,
-    SessionLost,
-    SessionRecord,
-    UnreleasedMessage,
-)
 from towline.mqtt.session import Session, SessionState
 
 # Connecting
@@ -61,23 +45,26 @@ HOLDING = replace(KNOWN, subscriptions={"a/#": A.encoded_options})
 
 def holding() -> Session:
     session = Session(
-        replace(CONFIG, filters=(A,)), HOLDING, 5, {7: UnreleasedMessage(3, 1), 9: UnreleasedMessage(4, 2)}
+        replace(CONFIG, filters=(A,)),
+        HOLDING,
+        5,
+        {7: events.UnreleasedMessage(3, 1), 9: events.UnreleasedMessage(4, 2)},
     )
-    session.handle(ConnectionOpened(), 0.0)
+    session.handle(events.ConnectionOpened(), 0.0)
     return session
 
 
 def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> None:
     """[I3]: what the SUBSCRIBE brings may have the same ids; until then nothing is sent."""
     session = holding()
-    session.handle(Publish(1, outgoing(message(1))), 0.5)
+    session.handle(events.Publish(1, outgoing(message(1))), 0.5)
     lost, freed = receive(session, mqtt5.ConnAckPacket(session_present=False))
-    assert isinstance(lost, SessionLost)
-    assert isinstance(freed, Deliver)
+    assert isinstance(lost, events.SessionLost)
+    assert isinstance(freed, events.Deliver)
     assert (len(freed.messages), freed.unreleased_messages, freed.released_ids) == (0, {}, (7, 9))
     assert session.deadline() == 45.0, "nobody owes us an answer; the keep alive goes on"
-    assert session.handle(DeliveryStored(freed.delivery_id - 1), 10.0) == [], "of what came before"
-    actions = session.handle(DeliveryStored(freed.delivery_id), 20.0)
+    assert session.handle(events.DeliveryStored(freed.delivery_id - 1), 10.0) == [], "of what came before"
+    actions = session.handle(events.DeliveryStored(freed.delivery_id), 20.0)
     assert [type(packet) for packet in sent(actions)] == [mqtt5.PublishPacket, mqtt5.SubscribePacket]
     assert session.deadline() == 20.0 + CONFIG.connect_timeout_s
 
@@ -85,31 +72,33 @@ def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> 
 # Several servers that share no sessions
 
 
-def at(session: Session, server: str, *, present: bool, alone: bool = False) -> list[Action]:
+def at(session: Session, server: str, *, present: bool, alone: bool = False) -> list[events.Action]:
     """Connect there; what comes of CONNACK, and of the disk's answer."""
-    session.handle(ConnectionLost(), 0.0)
-    session.handle(ConnectionOpened(server, alone), 0.0)
+    session.handle(events.ConnectionLost(), 0.0)
+    session.handle(events.ConnectionOpened(server, alone), 0.0)
     actions = receive(session, mqtt5.ConnAckPacket(session_present=present))
     for action in actions[:]:
-        if isinstance(action, Deliver):
-            actions += session.handle(DeliveryStored(action.delivery_id), 1.0)
+        if isinstance(action, events.Deliver):
+            actions += session.handle(events.DeliveryStored(action.delivery_id), 1.0)
     return actions
 
 
-def known_at(*servers: str) -> SessionRecord:
+def known_at(*servers: str) -> events.SessionRecord:
     return replace(KNOWN, servers=servers)
 
 
 @pytest.mark.parametrize("present", [False, True])
 def test_ids_and_subscriptions_of_another_server_are_not_this_ones(present: bool) -> None:
     """Its session may be of long ago: everything is asked for, and nobody's id makes a message a repeat."""
-    session = Session(CONFIG, known_at("a"), 5, {7: UnreleasedMessage(3, 1)})
+    session = Session(CONFIG, known_at("a"), 5, {7: events.UnreleasedMessage(3, 1)})
     actions = at(session, "b", present=present)
-    assert only(actions, Deliver).released_ids == (7,)
+    assert only(actions, events.Deliver).released_ids == (7,)
     subscribe = only_sent(actions, mqtt5.SubscribePacket)
     assert [f.pattern for f in subscribe.topic_filters] == ["a/#", "b"]
     assert [int(f.retain_handling) for f in subscribe.topic_filters] == [int(present)] * 2
-    assert only(actions, SaveSessionRecord).record == replace(known_at("a", "b"), subscriptions={"a/#": -1, "b": -1})
+    assert only(actions, events.SaveSessionRecord).record == replace(
+        known_at("a", "b"), subscriptions={"a/#": -1, "b": -1}
+    )
     assert not session.session_resumed
 
 
@@ -118,12 +107,12 @@ def test_ids_and_subscriptions_of_another_server_are_not_this_ones(present: bool
 )
 def test_a_session_is_lost_only_where_there_was_one(servers: tuple[str, ...], server: str, lost: int) -> None:
     session = Session(CONFIG, known_at(*servers))
-    assert sum(isinstance(action, SessionLost) for action in at(session, server, present=False)) == lost
+    assert sum(isinstance(action, events.SessionLost) for action in at(session, server, present=False)) == lost
 
 
 def test_the_one_server_of_another_name_is_asked_for_everything_and_keeps_the_ids() -> None:
     """The setting was changed there and back: the session here is of before a filter was added, or it is the same."""
-    session = Session(CONFIG, known_at("b", "a"), 5, {7: UnreleasedMessage(3, 1)})
+    session = Session(CONFIG, known_at("b", "a"), 5, {7: events.UnreleasedMessage(3, 1)})
     subscribe = only_sent(at(session, "b", present=True, alone=True), mqtt5.SubscribePacket)
     assert [(f.pattern, int(f.retain_handling)) for f in subscribe.topic_filters] == [("a/#", 1), ("b", 1)]
     assert session.session_resumed
@@ -146,7 +135,8 @@ def test_a_broker_that_calls_a_packet_id_in_use_is_asked_with_another_one_by_the
     session = Session(CONFIG)
     asked = subscribing(session)
     closed = only(
-        receive(session, mqtt5.SubAckPacket(asked.packet_id, [mqtt5.SubAckReasonCode.PACKET_ID_IN_USE] * 2)), Close
+        receive(session, mqtt5.SubAckPacket(asked.packet_id, [mqtt5.SubAckReasonCode.PACKET_ID_IN_USE] * 2)),
+        events.Close,
     )
     again = subscribing(session)
     assert (again.topic_filters, again.packet_id != asked.packet_id) == (asked.topic_filters, True)
@@ -167,17 +157,17 @@ def test_a_filter_the_broker_does_not_take_back_is_given_up_again_next_time() ->
         unsubscribe = only_sent(connect(session, mqtt5.ConnAckPacket(session_present=True)), mqtt5.UnsubscribePacket)
         assert unsubscribe.patterns == patterns
         codes = [code, mqtt5.UnsubAckReasonCode.NO_SUBSCRIPTION_EXISTED][: len(patterns)]
-        only(receive(session, mqtt5.UnsubAckPacket(unsubscribe.packet_id, codes)), Online)
-        session.handle(ConnectionLost(), 2.0)
+        only(receive(session, mqtt5.UnsubAckPacket(unsubscribe.packet_id, codes)), events.Online)
+        session.handle(events.ConnectionLost(), 2.0)
 
 
 def test_a_session_the_journal_does_not_know_is_a_question_to_the_operator() -> None:
     session = Session(CONFIG)
     actions = connect(session, mqtt5.ConnAckPacket(session_present=True))
-    close = only(actions, Close)
+    close = only(actions, events.Close)
     assert isinstance(close.error, SessionUnknown)
     assert close.fatal
-    assert only(actions, SaveSessionRecord).record is None, "the next start asks again"
+    assert only(actions, events.SaveSessionRecord).record is None, "the next start asks again"
     assert isinstance(sent(actions)[0], mqtt5.DisconnectPacket)
 
 
@@ -189,11 +179,11 @@ def test_an_unknown_session_can_be_adopted() -> None:
 
 def test_an_unknown_session_can_be_discarded_with_clean_start_and_is_then_kept() -> None:
     session = Session(replace(CONFIG, unknown_session="discard"))
-    assert only(connect(session, mqtt5.ConnAckPacket(session_present=True)), Close).reconnect_at_once
-    hello = only_sent(session.handle(ConnectionOpened(), 1.0), mqtt5.ConnectPacket)
+    assert only(connect(session, mqtt5.ConnAckPacket(session_present=True)), events.Close).reconnect_at_once
+    hello = only_sent(session.handle(events.ConnectionOpened(), 1.0), mqtt5.ConnectPacket)
     assert (hello.clean_start, hello.session_expiry_interval) == (True, 0)
-    assert only(receive(session, mqtt5.ConnAckPacket()), Close).reconnect_at_once
-    hello = only_sent(session.handle(ConnectionOpened(), 2.0), mqtt5.ConnectPacket)
+    assert only(receive(session, mqtt5.ConnAckPacket()), events.Close).reconnect_at_once
+    hello = only_sent(session.handle(events.ConnectionOpened(), 2.0), mqtt5.ConnectPacket)
     assert not hello.clean_start, "Mosquitto saves only sessions whose last CONNECT had Clean Start 0"
     assert isinstance(sent(receive(session, mqtt5.ConnAckPacket()))[0], mqtt5.SubscribePacket)
 
@@ -215,7 +205,7 @@ def test_each_suback_code_is_checked(code: mqtt5.SubAckReasonCode, words: str) -
     session = Session(CONFIG)
     connect(session, mqtt5.ConnAckPacket())
     close = only(
-        receive(session, mqtt5.SubAckPacket(1, [mqtt5.SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE, code])), Close
+        receive(session, mqtt5.SubAckPacket(1, [mqtt5.SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE, code])), events.Close
     )
     assert close.fatal
     assert words in str(close.error)
@@ -224,7 +214,8 @@ def test_each_suback_code_is_checked(code: mqtt5.SubAckReasonCode, words: str) -
 def test_taken_over_is_told_as_such() -> None:
     session = online()
     close = only(
-        receive(session, mqtt5.DisconnectPacket(reason_code=mqtt5.DisconnectReasonCode.SESSION_TAKEN_OVER)), Close
+        receive(session, mqtt5.DisconnectPacket(reason_code=mqtt5.DisconnectReasonCode.SESSION_TAKEN_OVER)),
+        events.Close,
     )
     assert isinstance(close.error, TakenOver)
 
@@ -243,7 +234,7 @@ def test_taken_over_is_told_as_such() -> None:
 def test_what_a_server_must_not_send_ends_the_connection_with_a_reason(packet: Packet) -> None:
     session = online()
     actions = receive(session, packet)
-    assert isinstance(only(actions, Close).error, ProtocolViolation)
+    assert isinstance(only(actions, events.Close).error, ProtocolViolation)
     disconnect = only_sent(actions, mqtt5.DisconnectPacket)
     assert int(disconnect.reason_code) >= 0x80
 
@@ -255,7 +246,7 @@ def test_a_connection_only_to_see_the_version_ends_at_connack() -> None:
     session = Session(CONFIG, KNOWN)
     session.probing_version = True
     actions = connect(session, mqtt5.ConnAckPacket(session_present=True))
-    assert only(actions, Close) == Close(None, reconnect_at_once=True, version_confirmed=True)
+    assert only(actions, events.Close) == events.Close(None, reconnect_at_once=True, version_confirmed=True)
     assert [type(packet) for packet in sent(actions)] == [mqtt5.DisconnectPacket]
     assert session.record is not None
     assert session.record.subscriptions == {"a/#": -1, "b": -1}, "asked for anew, as its answer was not seen"
@@ -269,7 +260,7 @@ def test_a_subscription_longer_than_the_broker_takes_does_not_leave(limit: int |
     if fits:
         assert [type(packet) for packet in sent(actions)] == [mqtt5.SubscribePacket]
         return
-    close = only(actions, Close)
+    close = only(actions, events.Close)
     assert (close.fatal, sent(actions)) == (True, [])
     assert "takes packets of 27 bytes, our subscription has 28" in str(close.error)
 
@@ -285,30 +276,30 @@ def test_no_local_is_an_option_of_the_subscription(no_local: bool) -> None:
 def test_a_connection_that_broke_is_told_by_what_had_come(items: list[mqtt5.ConnAckPacket] | None) -> None:
     """An end in place of CONNACK may be a broker that does not speak the version."""
     session = Session(CONFIG, KNOWN)
-    session.handle(ConnectionOpened(), 0.0)
+    session.handle(events.ConnectionOpened(), 0.0)
     if items is not None:
         receive(session, *items)
     close = session.connection_break("broker")
-    session.handle(ConnectionLost(), 2.0)
+    session.handle(events.ConnectionLost(), 2.0)
     assert (close.no_connack, close.reconnect_at_once, close.fatal) == (not items, False, False)
     assert session.ended_by_broker is bool(items), "of one that was taken in a message may be to blame"
     words = ("the connection broke", "TL-M05") if items else ("ended in place of CONNACK", "TL-M03")
     assert all(word in str(close.error) for word in words)
 
 
-@pytest.mark.parametrize(("held", "lost"), [({}, False), ({7: UnreleasedMessage(3, 1)}, True)])
-def test_a_session_that_held_nothing_is_not_lost(held: dict[int, UnreleasedMessage], lost: bool) -> None:
+@pytest.mark.parametrize(("held", "lost"), [({}, False), ({7: events.UnreleasedMessage(3, 1)}, True)])
+def test_a_session_that_held_nothing_is_not_lost(held: dict[int, events.UnreleasedMessage], lost: bool) -> None:
     """Brokers may keep none without subscriptions; one that was never confirmed was never there."""
-    for record in (replace(KNOWN, subscriptions={}), SessionRecord("plant-7")):
+    for record in (replace(KNOWN, subscriptions={}), events.SessionRecord("plant-7")):
         session = Session(CONFIG, record, 5, held)
         actions = connect(session, mqtt5.ConnAckPacket())
-        assert any(isinstance(action, SessionLost) for action in actions) is (lost and record.established)
+        assert any(isinstance(action, events.SessionLost) for action in actions) is (lost and record.established)
 
 
 def test_nothing_that_comes_behind_the_end_of_a_connection_counts() -> None:
     session = online()
     actions = receive(session, mqtt5.DisconnectPacket(), message(1), mqtt5.ConnAckPacket())
-    assert [type(action) for action in actions] == [Close]
+    assert [type(action) for action in actions] == [events.Close]
     assert session.inbound.next_number == 0
 
 
@@ -318,12 +309,12 @@ def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
     asked = only_sent(connect(session, mqtt5.ConnAckPacket(session_present=True)), mqtt5.UnsubscribePacket)
     assert receive(session, mqtt5.UnsubAckPacket(asked.packet_id + 1, [mqtt5.UnsubAckReasonCode.SUCCESS])) == []
     actions = receive(session, mqtt5.UnsubAckPacket(asked.packet_id, [mqtt5.UnsubAckReasonCode.SUCCESS]))
-    assert isinstance(only(actions, Close).error, ProtocolViolation)
+    assert isinstance(only(actions, events.Close).error, ProtocolViolation)
 
 
 def authenticating(method: Method | None) -> Session:
     session = Session(replace(CONFIG, authenticator=method), KNOWN)
-    session.handle(ConnectionOpened(), 0.0)
+    session.handle(events.ConnectionOpened(), 0.0)
     return session
 
 
@@ -336,17 +327,17 @@ def test_a_broker_is_trusted_with_its_proof_alone(proof: bytes | None) -> None:
     connack = mqtt5.ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=proof)
     actions = receive(session, connack)
     if proof == b"proof":
-        assert only(actions, Online).session_resumed
+        assert only(actions, events.Online).session_resumed
         return
-    close = only(actions, Close)
+    close = only(actions, events.Close)
     assert close.fatal
     assert "proves nothing" in str(close.error)
 
 
 def test_without_the_authenticator_s_first_data_no_connect_leaves() -> None:
     session = Session(replace(CONFIG, authenticator=Method(ValueError("no credentials"))), KNOWN)
-    actions = session.handle(ConnectionOpened(), 0.0)
-    close = only(actions, Close)
+    actions = session.handle(events.ConnectionOpened(), 0.0)
+    close = only(actions, events.Close)
     assert (close.fatal, sent(actions), session.state) == (True, [], SessionState.OFFLINE)
     assert "no credentials" in str(close.error)
 
@@ -382,10 +373,10 @@ def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
             unread += encode(mqtt5.PublishPacket("a/1", payload, qos=mqtt5.QoS(1), packet_id=value, duplicate=again))
             wanted += [(value, payload)] if kind != "again" else []
         elif kind == "stored":
-            session.handle(DeliveryStored(tickets[-1]), 1.0)
+            session.handle(events.DeliveryStored(tickets[-1]), 1.0)
         elif kind in {"read", "settle"}:  # what is unread then would cross our PUBACKs
-            for action in session.handle(PacketsReceived(decoder.feed(unread)), 1.0):
-                if isinstance(action, Deliver):
+            for action in session.handle(events.PacketsReceived(decoder.feed(unread)), 1.0):
+                if isinstance(action, events.Deliver):
                     assert action.first_number == len(stored)
                     stored += [(p.packet_id or 0, p.payload or b"") for p in action.messages.packets]
                     tickets.append(action.delivery_id)
@@ -395,7 +386,7 @@ def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
             settled = min(settled + value, len(wanted))
             acks += [
                 p.packet_id
-                for p in sent(session.handle(AckWatermark(settled), 1.0))
+                for p in sent(session.handle(events.AckWatermark(settled), 1.0))
                 if isinstance(p, mqtt5.PubAckPacket)
             ]
             assert acks == [packet_id for packet_id, _ in wanted[:settled]]
@@ -410,11 +401,11 @@ def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
     assert session.inbound.window_overruns == 0
     receive(session, message(3))
     assert session.inbound.window_overruns == 1
-    session.handle(AckWatermark(3), 2.0)
+    session.handle(events.AckWatermark(3), 2.0)
     assert session.window_full is False
 
 
 def test_receive_maximum_is_always_announced() -> None:
     """65535 is the standard's default and is not sent; a Mosquitto that is told nothing keeps to 20 and drops."""
-    (connect,) = [a for a in Session(CONFIG).handle(ConnectionOpened(), 0.0) if isinstance(a, Send)]
+    (connect,) = [a for a in Session(CONFIG).handle(events.ConnectionOpened(), 0.0) if isinstance(a, events.Send)]
     assert b"\x21\xff\xfe" in connect.data

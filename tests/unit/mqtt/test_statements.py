@@ -9,46 +9,32 @@ import pytest
 
 from tests.helpers import outgoing, packets_in
 from tests.unit.mqtt.sessions import Method, challenge
+from towline.mqtt import events
 from towline.mqtt.codec import Decoder, Packet, encode
-from towline.mqtt.events import (
-    AckWatermark,
-    Action,
-    Close,
-    ConnectionOpened,
-    Deliver,
-    DeliveryStored,
-    Event,
-    Filter,
-    PacketsReceived,
-    Publish,
-    Send,
-    SessionConfig,
-    SessionRecord,
-    Stop,
-    Tick,
-    UnreleasedMessage,
-)
 from towline.mqtt.session import Session
 
 VERSIONS = pytest.mark.parametrize("version", [5, 4])
-CONFIG = SessionConfig("plant-7", "line")
-RECORD = SessionRecord("plant-7", established=True)
+CONFIG = events.SessionConfig("plant-7", "line")
+RECORD = events.SessionRecord("plant-7", established=True)
 
 
 class Peer:
     """A session and the server's view of it: what it sent, packet by packet."""
 
     def __init__(
-        self, version: int, config: SessionConfig = CONFIG, held: dict[int, UnreleasedMessage] | None = None
+        self,
+        version: int,
+        config: events.SessionConfig = CONFIG,
+        held: dict[int, events.UnreleasedMessage] | None = None,
     ) -> None:
         self.version = version
         self.session = Session(replace(config, protocol=version), RECORD, 10, held)
         self.now = 0.0
-        self.actions: list[Action] = []
+        self.actions: list[events.Action] = []
 
-    def does(self, event: Event) -> list[Packet]:
+    def does(self, event: events.Event) -> list[Packet]:
         self.actions = self.session.handle(event, self.now)
-        data = b"".join(action.data for action in self.actions if isinstance(action, Send))
+        data = b"".join(action.data for action in self.actions if isinstance(action, events.Send))
         packets: list[Packet] = []
         decoder = Decoder(version=self.version)
         for item in decoder.feed(data):
@@ -58,20 +44,20 @@ class Peer:
 
     def gets(self, *packets: Packet) -> list[Packet]:
         data = b"".join(encode(packet, self.version) for packet in packets)
-        return self.does(PacketsReceived(Decoder(version=self.version).feed(data)))
+        return self.does(events.PacketsReceived(Decoder(version=self.version).feed(data)))
 
     def connects(self, *, kept: bool = True) -> list[Packet]:
         """What leaves after CONNACK."""
-        (connect,) = self.does(ConnectionOpened())
+        (connect,) = self.does(events.ConnectionOpened())
         assert isinstance(connect, mqtt5.ConnectPacket)
         return self.gets(mqtt5.ConnAckPacket(session_present=kept))
 
     @property
     def closes(self) -> bool:
-        return isinstance(self.actions[-1], Close)
+        return isinstance(self.actions[-1], events.Close)
 
 
-def online(version: int, config: SessionConfig = CONFIG) -> Peer:
+def online(version: int, config: events.SessionConfig = CONFIG) -> Peer:
     peer = Peer(version, config)
     assert peer.connects() == []
     return peer
@@ -92,11 +78,11 @@ def test_dup_of_what_was_received_is_not_passed_on(version: int, qos: int) -> No
     """[MQTT-3.3.1-3], [MQTT-3.3.1-3 of 3.1.1]: whoever hands on a repeated message sends it for the first time."""
     peer = online(version)
     peer.gets(message(qos, duplicate=True))
-    (delivery,) = [action for action in peer.actions if isinstance(action, Deliver)]
+    (delivery,) = [action for action in peer.actions if isinstance(action, events.Deliver)]
     (received,) = delivery.messages.packets
     assert isinstance(received, mqtt5.PublishPacket)
     assert received.duplicate
-    (packet,) = peer.does(Publish(1, outgoing(received)))
+    (packet,) = peer.does(events.Publish(1, outgoing(received)))
     assert isinstance(packet, mqtt5.PublishPacket)
     assert not packet.duplicate
 
@@ -105,7 +91,7 @@ def test_a_message_handed_on_has_no_subscription_identifier() -> None:
     """[MQTT-3.3.4-6]."""
     peer = online(5)
     given = mqtt5.PublishPacket("t", b"x", qos=mqtt5.QoS.AT_LEAST_ONCE, packet_id=1, subscription_ids=[1, 2])
-    (packet,) = peer.does(Publish(1, outgoing(given)))
+    (packet,) = peer.does(events.Publish(1, outgoing(given)))
     assert isinstance(packet, mqtt5.PublishPacket)
     assert not packet.subscription_ids
 
@@ -121,12 +107,12 @@ def test_each_qos_has_its_answer_with_the_same_id_and_a_known_reason(version: in
     """
     peer = online(version)
     assert peer.gets(message(0), message(1, 77), message(2, 78)) == [], "not before it is settled"
-    answers = peer.does(AckWatermark(13))
+    answers = peer.does(events.AckWatermark(13))
     assert answers == [mqtt5.PubAckPacket(77), mqtt5.PubRecPacket(78)]
     assert peer.gets(mqtt5.PubRelPacket(78)) == []
     (delivery,) = peer.actions
-    assert isinstance(delivery, Deliver)
-    assert peer.does(DeliveryStored(delivery.delivery_id)) == [mqtt5.PubCompPacket(78)]
+    assert isinstance(delivery, events.Deliver)
+    assert peer.does(events.DeliveryStored(delivery.delivery_id)) == [mqtt5.PubCompPacket(78)]
     unknown = peer.gets(mqtt5.PubRelPacket(79))
     assert [type(packet) for packet in unknown] == [mqtt5.PubCompPacket]
     assert [int(packet.reason_code) for packet in unknown if isinstance(packet, mqtt5.PubCompPacket)] == [
@@ -139,7 +125,7 @@ def test_a_message_to_no_subscription_of_ours_is_taken_and_acknowledged(version:
     """[MQTT-4.5.0-2], [MQTT-4.5.0-2 of 3.1.1]."""
     peer = online(version)
     peer.gets(message(1, 1, topic="nobody/asked"), message(2, 2, topic="nobody/asked"))
-    assert peer.does(AckWatermark(12)) == [mqtt5.PubAckPacket(1), mqtt5.PubRecPacket(2)]
+    assert peer.does(events.AckWatermark(12)) == [mqtt5.PubAckPacket(1), mqtt5.PubRecPacket(2)]
 
 
 # The session
@@ -149,16 +135,16 @@ def test_a_message_to_no_subscription_of_ours_is_taken_and_acknowledged(version:
 def test_a_clean_start_begins_with_nothing(version: int) -> None:
     """[MQTT-3.1.2-4], [MQTT-3.1.2-6 of 3.1.1]: no id of before means anything."""
     config = replace(CONFIG, clean_start=True, session_expiry_s=0, durable=False)
-    peer = Peer(version, config, held={5: UnreleasedMessage(3, 0)})
-    (connect,) = peer.does(ConnectionOpened())
+    peer = Peer(version, config, held={5: events.UnreleasedMessage(3, 0)})
+    (connect,) = peer.does(events.ConnectionOpened())
     assert isinstance(connect, mqtt5.ConnectPacket)
     assert connect.clean_start
     peer.gets(mqtt5.ConnAckPacket(session_present=False))
     assert not peer.session.inbound.unreleased_messages
-    (forgotten,) = [action for action in peer.actions if isinstance(action, Deliver)]
+    (forgotten,) = [action for action in peer.actions if isinstance(action, events.Deliver)]
     assert forgotten.released_ids == (5,), "durably"
     peer.gets(message(2, 5, duplicate=True))
-    (delivery,) = [action for action in peer.actions if isinstance(action, Deliver)]
+    (delivery,) = [action for action in peer.actions if isinstance(action, events.Deliver)]
     assert len(delivery.messages) == 1
 
 
@@ -167,7 +153,7 @@ def test_a_clean_start_begins_with_nothing(version: int) -> None:
 def test_the_wills_qos(version: int, qos: int) -> None:
     """[MQTT-3.1.2-12]: 0, 1 or 2; the codec has no other."""
     will = mqtt5.Will("state", payload=b"gone", qos=mqtt5.QoS(qos))
-    (connect,) = Peer(version, replace(CONFIG, will=will)).does(ConnectionOpened())
+    (connect,) = Peer(version, replace(CONFIG, will=will)).does(events.ConnectionOpened())
     assert isinstance(connect, mqtt5.ConnectPacket)
     flags = encode(connect, version)[9]
     assert (flags >> 3 & 3, flags >> 2 & 1) == (qos, 1)
@@ -183,9 +169,9 @@ def test_nothing_follows_our_disconnect_but_the_end_of_the_connection(version: i
     """[MQTT-3.14.4-1], [MQTT-3.14.4-2], [MQTT-3.14.4-1 of 3.1.1], [MQTT-3.14.4-2 of 3.1.1]."""
     peer = online(version)
     peer.gets(message(1, 1))
-    assert peer.does(Stop()) == [mqtt5.DisconnectPacket()]
+    assert peer.does(events.Stop()) == [mqtt5.DisconnectPacket()]
     assert peer.closes
-    for event in (AckWatermark(11), Publish(1, outgoing(message(1))), Tick(), Stop()):
+    for event in (events.AckWatermark(11), events.Publish(1, outgoing(message(1))), events.Tick(), events.Stop()):
         assert peer.does(event) == []
 
 
@@ -200,7 +186,7 @@ def test_a_violation_ends_the_connection(version: int) -> None:
         assert said == [mqtt5.DisconnectPacket(reason_code=mqtt5.DisconnectReasonCode.PROTOCOL_ERROR)]
     else:
         assert said == []
-    assert peer.does(Publish(1, outgoing(message(1)))) == []
+    assert peer.does(events.Publish(1, outgoing(message(1)))) == []
 
 
 # Authentication
@@ -208,12 +194,12 @@ def test_a_violation_ends_the_connection(version: int) -> None:
 
 def test_with_a_method_only_auth_leaves_before_connack() -> None:
     """[MQTT-3.1.2-30], [MQTT-3.15.2-1], [MQTT-4.12.0-3]: however much waits to be published."""
-    peer = Peer(5, replace(CONFIG, authenticator=Method(), filters=(Filter("a"),)))
-    peer.does(Publish(1, outgoing(message(1))))
-    (connect,) = peer.does(ConnectionOpened())
+    peer = Peer(5, replace(CONFIG, authenticator=Method(), filters=(events.Filter("a"),)))
+    peer.does(events.Publish(1, outgoing(message(1))))
+    (connect,) = peer.does(events.ConnectionOpened())
     assert isinstance(connect, mqtt5.ConnectPacket)
     assert (connect.authentication_method, connect.authentication_data) == ("PLAIN", b"first")
-    assert peer.does(Publish(2, outgoing(message(0)))) == []
+    assert peer.does(events.Publish(2, outgoing(message(0)))) == []
     for data in (b"2", b"3"):
         assert peer.gets(challenge(data=data)) == [challenge(data=b"to " + data)]
     connack = mqtt5.ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=b"proof")

@@ -12,23 +12,9 @@ from typing import Any, Final, TypeAlias
 from mqtt5 import Packet, PublishPacket, QoS, UnsubscribePacket
 
 from tests.helpers import packets_in
+from towline.mqtt import events
 from towline.mqtt.checks import MalformedPacket
 from towline.mqtt.codec import Decoder, encode
-from towline.mqtt.events import (
-    AckWatermark,
-    Action,
-    Close,
-    ConnectionOpened,
-    DecodeFailed,
-    Deliver,
-    DeliveryStored,
-    Event,
-    PacketsReceived,
-    Publish,
-    Send,
-    SessionConfig,
-    SessionRecord,
-)
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 
@@ -45,7 +31,7 @@ CONNECT: Final = {
 }
 ALIVE: Final = bytes.fromhex("40 02 FFFF")
 
-_CONFIG: Final = SessionConfig(
+_CONFIG: Final = events.SessionConfig(
     "fuzzish", "vectors", session_expiry_s=0, receive_maximum=20, keep_alive_s=60, durable=False, clean_start=True
 )
 
@@ -123,7 +109,9 @@ def plans(case: Case) -> Iterator[Plan]:
 class Client:
     """Drives decoder and session as the gateway does, on a disk that is always ready."""
 
-    def __init__(self, config: SessionConfig, record: SessionRecord | None, limit: int = 64 << 20) -> None:
+    def __init__(
+        self, config: events.SessionConfig, record: events.SessionRecord | None, limit: int = 64 << 20
+    ) -> None:
         self.session = Session(config, record)
         self.decoder = Decoder(limit, config.protocol)
         self.version = config.protocol
@@ -132,19 +120,22 @@ class Client:
         self.closed: str | None = None
         self.now = 1.0
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         pending = [event]
         while pending and self.closed is None:
             actions = self.session.handle(pending.pop(0), self.now)
             for action in actions:
                 pending += self._carry_out(action)
 
-    def _carry_out(self, action: Action) -> list[Event]:
-        if isinstance(action, Send):
+    def _carry_out(self, action: events.Action) -> list[events.Event]:
+        if isinstance(action, events.Send):
             self.sent += action.data
-        elif isinstance(action, Deliver):
-            return [DeliveryStored(action.delivery_id), AckWatermark(action.first_number + len(action.messages))]
-        elif isinstance(action, Close):
+        elif isinstance(action, events.Deliver):
+            return [
+                events.DeliveryStored(action.delivery_id),
+                events.AckWatermark(action.first_number + len(action.messages)),
+            ]
+        elif isinstance(action, events.Close):
             self.closed = str(action.error)
         return []
 
@@ -154,10 +145,10 @@ class Client:
         try:
             items = self.decoder.feed(data)
         except MalformedPacket as error:
-            self.handle(DecodeFailed(str(error), error.reason))
+            self.handle(events.DecodeFailed(str(error), error.reason))
             assert self.closed is not None
         else:
-            self.handle(PacketsReceived(items))
+            self.handle(events.PacketsReceived(items))
 
     def take(self, count: int) -> bytes:
         taken = bytes(self.sent[:count])
@@ -168,7 +159,7 @@ class Client:
 def play(case: Case, plan: Plan) -> None:
     """Play one case; an AssertionError tells what the client did against it."""
     client = Client(*_identity(case))
-    client.handle(ConnectionOpened())
+    client.handle(events.ConnectionOpened())
     if case.command != "unsubscribe":
         assert bytes(client.sent).hex() == bytes.fromhex(CONNECT[case.version]).hex()
     client.sent.clear()
@@ -189,7 +180,7 @@ def play(case: Case, plan: Plan) -> None:
 def play_in_one_chunk(case: Case) -> None:
     """Play a case in which the server waits for nothing as one piece, from CONNACK to the probe."""
     client = Client(*_identity(case))
-    client.handle(ConnectionOpened())
+    client.handle(events.ConnectionOpened())
     client.sent.clear()
     pieces = [bytes.fromhex(CONNACK[case.version])] if case.connack else []
     pieces += [data for _, data in case.messages]
@@ -197,17 +188,17 @@ def play_in_one_chunk(case: Case) -> None:
     _judge(client, case)
 
 
-def _identity(case: Case) -> tuple[SessionConfig, SessionRecord | None]:
+def _identity(case: Case) -> tuple[events.SessionConfig, events.SessionRecord | None]:
     config = replace(_CONFIG, protocol=case.version)
     if case.command != "unsubscribe":
         return config, None
-    record = SessionRecord(config.client_id, established=True, subscriptions={"test/subscribe": 1})
+    record = events.SessionRecord(config.client_id, established=True, subscriptions={"test/subscribe": 1})
     return replace(config, clean_start=False, session_expiry_s=0xFFFFFFFF), record
 
 
 def _command(client: Client, case: Case) -> None:
     if case.command.startswith("publish"):
-        client.handle(Publish(1, _message(case.version, int(case.command[-1]))))
+        client.handle(events.Publish(1, _message(case.version, int(case.command[-1]))))
 
 
 def _message(version: int, qos: int) -> OutboundMessage:

@@ -17,17 +17,8 @@ from towline.delivery.receipts.ledger import MarkVerdict, ReceiptLedger, Receipt
 from towline.delivery.receipts.mark import Mark, ReceiptKeys
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal import Journal, Limits
+from towline.mqtt import events
 from towline.mqtt.codec import PublishRun
-from towline.mqtt.events import (
-    ConnectionLost,
-    ConnectionOpened,
-    Event,
-    Messages,
-    PacketsReceived,
-    PublishAcknowledged,
-    Send,
-    SessionConfig,
-)
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 from towline.schema import ROW_SCHEMA
@@ -48,7 +39,7 @@ class Gateway:
         notes, end = self.inbox.notes, self.inbox.end
         self.ledger = ReceiptLedger(notes, end, max_ranges=10, retention_s=keep_s, keys=keys)
         self.ledger.commit(self.inbox.committed)
-        self.session = Session(SessionConfig("c", "w", unknown_session="adopt"))
+        self.session = Session(events.SessionConfig("c", "w", unknown_session="adopt"))
         self.sent: list[PublishPacket] = []
         #: The watermark on the disk, as each receipt left.
         self.durable: list[int] = []
@@ -59,23 +50,23 @@ class Gateway:
     def warning(self, _event: str, **facts: object) -> None:
         self.logged.append(facts["code"])
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         for action in self.session.handle(event, 0.0):
-            if isinstance(action, Send):
+            if isinstance(action, events.Send):
                 for packet in read_all(action.data):
                     if isinstance(packet, PublishPacket):
                         self.sent.append(packet)
                         note = self.inbox.notes.get(f"publisher:{packet.topic.removeprefix('told/')}")
                         self.durable.append(note[3] if note else 0)
-            elif isinstance(action, PublishAcknowledged):
+            elif isinstance(action, events.PublishAcknowledged):
                 assert self.sender.perform(action)
 
     def connect(self, window: int = 65_535) -> None:
-        self.handle(ConnectionOpened())
-        self.handle(PacketsReceived([ConnAckPacket(session_present=True, receive_max=window)]))
+        self.handle(events.ConnectionOpened())
+        self.handle(events.PacketsReceived([ConnAckPacket(session_present=True, receive_max=window)]))
 
     def lose_connection(self) -> None:
-        self.handle(ConnectionLost())
+        self.handle(events.ConnectionLost())
         self.sender.connection_lost(self.session.outbound.withdraw_unsent())
 
     def arrive(self, number: int, publisher: str = "p", nonce: str = "") -> None:
@@ -84,7 +75,7 @@ class Gateway:
         assert self.ledger.record_mark(made, NOW) is MarkVerdict.NEW
         notes = self.ledger.notes_for_frame([made])
         row = to_rows(
-            Messages([PublishRun.from_packets([PublishPacket("t", b"")], b"\x30")]), self.inbox.end, 0, "plant"
+            events.Messages([PublishRun.from_packets([PublishPacket("t", b"")], b"\x30")]), self.inbox.end, 0, "plant"
         )
         self.ledger.frame_stored([made], self.inbox.append(row, notes=notes))
         self.inbox.commit("spark", self.inbox.end)
@@ -100,7 +91,7 @@ class Gateway:
     def answer(self, reason: PubAckReasonCode = PubAckReasonCode.SUCCESS) -> None:
         answers = [PubAckPacket(packet.packet_id or 0, reason_code=reason) for packet in self.sent]
         self.sent.clear()
-        self.handle(PacketsReceived(answers))
+        self.handle(events.PacketsReceived(answers))
 
 
 @pytest.fixture
@@ -159,7 +150,7 @@ def test_a_receipt_that_the_broker_refuses_is_logged_once(gateway: Gateway) -> N
         gateway.turn(10.0 * number)
         gateway.answer(PubAckReasonCode.NOT_AUTHORIZED)
     assert (gateway.logged, gateway.sender.sent_count) == (["TL-M41"], 0)
-    assert not gateway.sender.perform(PublishAcknowledged(1, 0)), "the outbox names its messages by numbers"
+    assert not gateway.sender.perform(events.PublishAcknowledged(1, 0)), "the outbox names its messages by numbers"
     gateway.arrive(3)
     gateway.turn(40.0)
     gateway.sender.reset()
@@ -179,7 +170,7 @@ def test_what_never_left_is_said_again_and_what_left_is_the_session_s(gateway: G
     gateway.connect()
     assert [packet.topic for packet in gateway.sent] == ["told/p"]
     assert gateway.turn(10.0) == [("q", 1)]
-    gateway.session = Session(SessionConfig("c", "w", unknown_session="adopt"))
+    gateway.session = Session(events.SessionConfig("c", "w", unknown_session="adopt"))
     gateway.connect()
     gateway.sender.reset()
     gateway.sent.clear()
