@@ -9,8 +9,6 @@ from typing import Any
 import pyarrow as pa
 from mqtt5 import PublishPacket, QoS
 
-__all__ = ["messages", "outbox_rows", "records"]
-
 Headers = list[tuple[str, bytes | None]]
 
 #: Longest string or binary value of MQTT [MQTT 5 section 1.5.4].

@@ -31,21 +31,6 @@ from towline.mqtt.plain import PlainRun
 from towline.mqtt.truncated import TruncatedMessage
 from towline.processes import start_time
 
-__all__ = [
-    "ServiceManager",
-    "commit",
-    "gateway_settings",
-    "lacking",
-    "outgoing",
-    "packets_in",
-    "produce_all",
-    "producer_in_order",
-    "ptrace_works",
-    "publish_all",
-    "read_all",
-    "wait_until",
-]
-
 T = TypeVar("T")
 
 

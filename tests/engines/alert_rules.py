@@ -15,8 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers import lacking
 
-__all__ = ["EXAMPLES", "RULES", "Rule", "firing", "promtool"]
-
 EXAMPLES = Path(__file__).parents[2] / "examples" / "monitoring"
 _FILE = EXAMPLES / "alerts.yml"
 _RULE = re.compile(

@@ -17,8 +17,6 @@ from towline.errors import SetupError
 from towline_prove.devstack.process import LOOPBACK
 from towline_prove.devstack.server import Server
 
-__all__ = ["Ejabberd", "RabbitMQ"]
-
 ANSWER_SECONDS = 2.0
 #: CONNECT of MQTT 3.1.1, which both speak, with a clean session and the client id "devstack".
 CONNECT = b"\x10\x14\x00\x04MQTT\x04\x02\x00\x0a\x00\x08devstack"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from towline.gateway.settings import GatewaySettings
 
-__all__ = ["ForkedProcess", "fork_gateway"]
-
 _START_S = 60.0
 
 _forkserver = multiprocessing.get_context("forkserver")

@@ -9,8 +9,6 @@ from towline.bridge.config.file import load
 from towline.doctor.inputs import Inputs
 from towline.doctor.table import Finding, Verdict
 
-__all__ = ["SOUND", "bridge_case", "complaints"]
-
 #: One exactly-once line up, one down; ``NAME`` makes topics of their own for each test.
 SOUND = """
 name = "NAME"

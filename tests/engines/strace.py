@@ -15,8 +15,6 @@ from typing import Literal
 
 from towline.errors import SetupError
 
-__all__ = ["SENDS", "Call", "Injection", "inject_command", "read_record", "record_command", "was_injected"]
-
 #: System calls that change files, or make a change durable.
 _FILE_CALLS = (
     *("openat", "open", "creat", "write", "writev", "pwrite64", "pwritev", "lseek", "ftruncate", "truncate"),

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from mqtt5 import ConnAckPacket, PublishPacket, PubRelPacket, QoS, SubscribePacket, TopicFilter
 
-__all__ = ["LEVELS", "check", "corpus", "run"]
-
 #: Target → protocol level.
 LEVELS: Final = {"codec5": 5, "codec311": 4, "codec31": 3}
 _MAX_PACKET: Final = 1 << 16

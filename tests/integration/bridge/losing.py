@@ -11,8 +11,6 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.helpers import wait_until
 
-__all__ = ["numbers", "progress_of_a_lost_shuffle"]
-
 
 def numbers(spark: SparkSession, rows: int) -> DataFrame:
     """A stream with the numbers of each batch's rows, in two parts."""

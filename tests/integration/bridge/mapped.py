@@ -14,8 +14,6 @@ from towline.bridge.routes import FAULT, OUTCOME, RecordColumns, Route, RouteTab
 from towline.kafka.deadletters import DeadLetter
 from towline.schema import ROW_SCHEMA
 
-__all__ = ["frame_of", "mapped", "message", "outcomes"]
-
 #: When messages came, and in milliseconds.
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 

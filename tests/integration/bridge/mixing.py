@@ -18,8 +18,6 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka
 from towline_prove.devstack import Kafka, Mosquitto
 
-__all__ = ["DEVICES", "JVM", "MIXED", "check_mixed", "publish_mixed", "stands_still", "stop_in_mid_batch"]
-
 #: In the command line of a bridge's Spark.
 JVM = "org.apache.spark.deploy.SparkSubmit"
 DEVICES = 3

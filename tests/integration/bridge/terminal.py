@@ -19,8 +19,6 @@ from typing import Final, Self
 
 from tests.helpers import wait_until
 
-__all__ = ["COLUMNS", "PROMPT", "Terminal", "sessions"]
-
 PROMPT: Final = "$ "
 COLUMNS: Final = 80
 #: A shell whose controlling terminal is its standard input, so that Ctrl-C reaches what runs in it.

@@ -13,8 +13,6 @@ import psutil
 from tests.integration.spark.searching import contents, crawled, running
 from towline_prove.devstack.spark import SparkCluster, SparkWorker
 
-__all__ = ["ENVIRONMENTS", "alive", "executors_of", "kill", "process_below", "seen_by", "shown_by", "tree_of"]
-
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 
 

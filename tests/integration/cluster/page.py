@@ -10,8 +10,6 @@ import textwrap
 from pathlib import Path
 from typing import Self
 
-__all__ = ["KEYS", "PATIENCE", "Page", "commands_of"]
-
 #: A start of Spark takes 10 s alone and a minute on a machine that is busy.
 PATIENCE = 240.0
 #: Of ``[gateway]``: what devstack has made for gateways on a network, in the directory ``tls``.

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-__all__ = ["ROOT", "Installation", "build", "environ", "pythons"]
-
 ROOT = Path(__file__).parents[3]
 #: What a release is built of.
 _SOURCES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py")

@@ -32,8 +32,6 @@ from towline.spark.offsets import SourceOffset
 from towline.spark.reader import MqttStreamReader
 from towline.spark.source import MqttDataSource
 
-__all__ = ["STEPS", "main"]
-
 STEPS = ("planned", "writing", "written", "done", "cut")
 
 

@@ -12,8 +12,6 @@ from pyspark.sql import DataFrame
 from tests.helpers import wait_until
 from towline.gateway.endpoint import GatewayEndpoint
 
-__all__ = ["Collected", "end_gateway", "forget_last_commit"]
-
 
 def end_gateway(state_dir: Path, number: signal.Signals = signal.SIGTERM) -> bool:
     """End the gateway that a source or sink has started, and wait for its end; return whether one ran."""

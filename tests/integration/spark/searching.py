@@ -14,8 +14,6 @@ from urllib.parse import urldefrag, urljoin, urlsplit
 
 import psutil
 
-__all__ = ["contents", "crawled", "read", "rest_of", "running"]
-
 _LINK = re.compile(r"""(?:href|src)=["']([^"'\s]+)["']""")
 #: Scripts and pictures that are the same in every Spark, and what would end an application.
 _PASSED_OVER = ("/static/", "/kill")

@@ -13,8 +13,6 @@ from typing import Any
 
 from tests.unit.bridge.oracle import Refusal, asked, leaf
 
-__all__ = ["becomes"]
-
 #: Headers of the way up that are no user properties.
 OURS = [
     *("topic", "qos", "retain", "content-type", "response-topic", "correlation-data", "message-expiry"),

@@ -11,8 +11,6 @@ from towline.bridge.lines.account import SPARK_NOTE, LineNotes
 from towline.checkpoint import Checkpoint
 from towline.spark.sink_note import BatchTotals, SinkNote, Span
 
-__all__ = ["commit", "down", "up"]
-
 
 def up(spans: Mapping[str, tuple[Any, ...]], spark: Mapping[str, int] | None = None, /, **counts: int) -> LineNotes:
     """Of an uplink: all that no count tells of was acknowledged by Kafka."""

@@ -12,8 +12,6 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-__all__ = ["asked", "becomes", "captured", "taker"]
-
 COLUMNS = {
     "mqtt.topic": "topic",
     "mqtt.qos": "qos",

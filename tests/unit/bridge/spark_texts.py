@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DATA_LOSS", "SPARK", "TOPICS_GONE"]
-
 SPARK: Final = "4.3.0"
 _HEAD: Final = (
     "Some data may have been lost because they are not available in Kafka any more;\n"

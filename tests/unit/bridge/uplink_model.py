@@ -24,8 +24,6 @@ from towline.kafka.markers import ANY_QUERY, Marker, MarkerStep
 from towline.spark.kafka_sink import KafkaTaskResult, StreamWriter
 from towline.spark.offsets import JournalPosition
 
-__all__ = ["STEPS", "Message", "ModelLine"]
-
 #: Where the processes of a line may be killed in a batch, in order.
 STEPS: Final = (
     "planned",  # offsets/N is written

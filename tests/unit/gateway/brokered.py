@@ -15,8 +15,6 @@ from towline.gateway.pump import Pump
 from towline.journal import Journal, Limits, Outbox
 from towline.schema import ROW_SCHEMA
 
-__all__ = ["Broker", "pumping", "turn"]
-
 ROOMY = Limits(min_free_bytes=0)
 
 

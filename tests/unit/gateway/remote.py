@@ -17,8 +17,6 @@ from towline.gateway.settings import ListenSettings
 from towline.journal import Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA
 
-__all__ = ["TOKEN", "Pki", "Remote", "listening", "remote"]
-
 TOKEN = "0123456789abcdef-the-token"  # noqa: S105
 
 

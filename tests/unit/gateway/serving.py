@@ -23,8 +23,6 @@ from towline.journal import Journal, Limits
 from towline.processes import ProcessIdentity
 from towline.schema import ROW_SCHEMA
 
-__all__ = ["Served", "error_of", "hold_as", "mark", "raw", "rows", "served"]
-
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 

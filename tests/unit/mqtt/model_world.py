@@ -15,7 +15,6 @@ from towline.mqtt.codec import Decoder
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session, SessionState
 
-__all__ = ["STEPS", "Acks", "Plan", "Step", "World", "draw_plan", "live"]
 Step: TypeAlias = tuple[Any, ...]
 """Name of a method of `World` and its arguments."""
 

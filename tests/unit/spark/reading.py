@@ -12,8 +12,6 @@ from tests.helpers import wait_until
 from tests.unit.gateway.serving import rows
 from towline.spark.reader import MqttStreamReader
 
-__all__ = ["ALL", "NewReader", "Place", "ends", "offset", "seen", "table", "until"]
-
 ALL = ReadAllAvailable()
 Place = dict[str, Any]
 NewReader = Callable[..., MqttStreamReader]

@@ -10,8 +10,6 @@ from towline.delivery.receipts.ledger import ReceiptLedger
 from towline.delivery.receipts.mark import Content, Mark, ReceiptKeys
 from towline.timing import Timestamp
 
-__all__ = ["CONTENT", "KEYS", "NOW", "later", "mark", "opened", "sent", "store"]
-
 NOW = Timestamp(1_000_000_000)
 KEYS = ReceiptKeys([("", bytes(range(32)))])
 CONTENT = Content("t", b"21.5", "text/plain", True, "answers", b"7", (("a", "1"),))
