@@ -115,9 +115,9 @@ def produce_all(
     assert producer.flush(60) == 0
 
 
-def publish_all(uri: str, packets: Iterable[mqtt5.PublishPacket], client_id: str = "device") -> None:
+def publish_all(uri: str, packets: Iterable[mqtt5.PublishPacket]) -> None:
     """Publish messages and return when the broker has taken all of them."""
-    with Client(uri, client_id=client_id) as client:
+    with Client(uri, client_id="device") as client:
         results = [
             client.publish(
                 packet.topic,

@@ -10,8 +10,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from towline_prove.devstack.process import is_stopped, wait_for
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.context import ForkServerProcess
@@ -19,20 +17,17 @@ if TYPE_CHECKING:
 
     from towline.gateway.settings import GatewaySettings
 
-_START_S = 60.0
-
 _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(["__main__", "towline.gateway.process"])
 
 
 class ForkedProcess:
-    """A gateway process and its tracer, which ends with it; a part of what `subprocess.Popen` has."""
+    """A gateway process; a part of what `subprocess.Popen` has."""
 
-    def __init__(self, process: ForkServerProcess, tracer: subprocess.Popen[bytes] | None) -> None:
+    def __init__(self, process: ForkServerProcess) -> None:
         assert process.pid is not None
         self.pid = process.pid
         self._process = process
-        self._tracer = tracer
 
     @property
     def returncode(self) -> int | None:
@@ -47,8 +42,6 @@ class ForkedProcess:
         if code is None:
             assert timeout is not None
             raise subprocess.TimeoutExpired("a forked gateway", timeout)
-        if self._tracer is not None:
-            self._tracer.wait(_START_S)
         return code
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -59,7 +52,6 @@ class ForkedProcess:
 def fork_gateway(
     settings: GatewaySettings,
     log: Path,
-    tracer: Callable[[int], list[str]] | None = None,
     *,
     drain_s: float | None = None,
     prepare: Callable[[], None] | None = None,
@@ -69,31 +61,17 @@ def fork_gateway(
     Args:
         settings: Its settings.
         log: For its output.
-        tracer: The command that attaches itself to a pid and says so, such as `tests.engines.strace.inject_command`.
         drain_s: In place of that of the settings.
         prepare: Called in the new process, before anything else; of a module that can be imported.
     """
     settings = settings.model_copy(update={"drain_s": drain_s})
-    given = (settings.model_dump_json().encode(), log, tracer is not None, prepare)
+    given = (settings.model_dump_json().encode(), log, prepare)
     process = _forkserver.Process(target=_run, args=given)
     process.start()
-    return ForkedProcess(process, None if tracer is None else _attached(process, tracer, log))
+    return ForkedProcess(process)
 
 
-def _attached(process: ForkServerProcess, tracer: Callable[[int], list[str]], log: Path) -> subprocess.Popen[bytes]:
-    """Attach to a process that has stopped itself, and let it go on."""
-    pid = process.pid
-    assert pid is not None
-    assert wait_for(lambda: is_stopped(pid), _START_S), f"{pid} has not stopped itself"
-    said = log.with_suffix(".tracer")
-    with said.open("wb") as file:
-        tracing = subprocess.Popen(tracer(pid), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-    assert wait_for(lambda: b" attached" in said.read_bytes(), _START_S), said.read_text()
-    os.kill(pid, signal.SIGCONT)
-    return tracing
-
-
-def _run(settings: bytes, log: Path, traced: bool, prepare: Callable[[], None] | None) -> None:
+def _run(settings: bytes, log: Path, prepare: Callable[[], None] | None) -> None:
     """In the new process."""
     from towline.gateway.process import main  # noqa: PLC0415 - long imported here, and by nobody who forks
 
@@ -102,8 +80,6 @@ def _run(settings: bytes, log: Path, traced: bool, prepare: Callable[[], None] |
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdin = io.TextIOWrapper(io.BytesIO(settings))
-    if traced:
-        os.kill(os.getpid(), signal.SIGSTOP)
     if prepare is not None:
         prepare()
     sys.exit(main())

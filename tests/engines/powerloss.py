@@ -176,11 +176,10 @@ class DiskModel:
             if any(Path(path).is_relative_to(self.root) for path in paths):
                 raise UnsupportedCall(f"{call.name}({call.arguments})")
 
-    def replay(self, log: Path, *, include_syncs: bool = True) -> Self:
-        """Apply all calls of a record; without its syncs it shows a program that makes none."""
+    def replay(self, log: Path) -> Self:
+        """Apply all calls of a record."""
         for call in read_record(log, self.root):
-            if include_syncs or "sync" not in call.name:
-                self.apply(call)
+            self.apply(call)
         return self
 
     def lose_power(self, survives: Survives = NOTHING) -> Path:

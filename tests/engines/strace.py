@@ -34,7 +34,7 @@ class Injection:
 
     call: str
     occurrence: str
-    fault: Literal["KILL", "EIO", "ENOSPC"]
+    fault: Literal["KILL", "EIO"]
 
     def option(self) -> str:
         """The option of strace."""
@@ -42,25 +42,22 @@ class Injection:
         return f"inject={self.call}:{kind}:when={self.occurrence}"
 
 
-def _strace_command(log: Path, target: Sequence[str] | int, *, kills: bool, options: Sequence[str]) -> list[str]:
-    """The command that starts the target, or attaches itself to a pid.
+def _strace_command(log: Path, target: Sequence[str], *, kills: bool, options: Sequence[str]) -> list[str]:
+    """The command that starts the target.
 
     A filter in the kernel stops it at the named calls only: injected *signals* never come then (measured, strace 6.1),
-    injected errors do; and there is no filter for a process that runs already.
+    injected errors do.
     """
     program = shutil.which("strace")
     if program is None:
         raise SetupError("TL-S61", "strace", "not installed", "apt-get install strace; crash points need it.")
-    attached = isinstance(target, int)
-    return [
-        *(program, "-f", *([] if kills or attached else ["--seccomp-bpf"]), "--quiet=exit,personality"),
-        *("-o", str(log), *(word for option in options for word in ("-e", option))),
-        *(("-p", str(target)) if isinstance(target, int) else ("--", *target)),
-    ]
+    filtered = [] if kills else ["--seccomp-bpf"]
+    words = (word for option in options for word in ("-e", option))
+    return [program, "-f", *filtered, "--quiet=exit,personality", "-o", str(log), *words, "--", *target]
 
 
-def inject_command(target: Sequence[str] | int, injection: Injection, log: Path) -> list[str]:
-    """Return the strace command that runs, or attaches to, the target with a fault; its calls go to `log`."""
+def inject_command(target: Sequence[str], injection: Injection, log: Path) -> list[str]:
+    """Return the strace command that runs the target with a fault; its calls go to `log`."""
     options = [f"trace={injection.call}", injection.option()]
     return _strace_command(log, target, kills=injection.fault == "KILL", options=options)
 
@@ -71,13 +68,11 @@ def was_injected(log: Path) -> bool:
     return "(INJECTED)" in text or "killed by SIGKILL" in text
 
 
-def record_command(
-    target: Sequence[str] | int, log: Path, *, fake_syncs: bool = False, with_seeks: bool = True
-) -> list[str]:
+def record_command(target: Sequence[str], log: Path, *, fake_syncs: bool = False, with_seeks: bool = True) -> list[str]:
     """Return the strace command that records file changes and sends of the target, for `read_record`.
 
     Args:
-        target: The command, or the pid of a process; every process it starts is followed.
+        target: The command; every process it starts is followed.
         log: The record.
         fake_syncs: Return success for every sync without making it, as for a program without syncs.
         with_seeks: Record lseek and mmap too. A JVM makes tens of thousands to read its jars; without them

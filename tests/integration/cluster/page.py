@@ -74,10 +74,6 @@ class Page:
             said.append(line)
         raise AssertionError(f"the shell ended at {command}\n{''.join(said)}")
 
-    def variable(self, name: str) -> str:
-        """The value of a variable of the shell."""
-        return self.run(f'echo "${name}"').strip()
-
     def __exit__(self, *_: object) -> None:
         if self._shell is not None and self._shell.stdin is not None:
             self._shell.stdin.close()

@@ -18,18 +18,17 @@ P = TypeVar("P")
 
 
 class Line:
-    """The server's end of one connection; every wait ends after `patience` seconds."""
+    """The server's end of one connection; every wait ends after ten seconds."""
 
-    def __init__(self, sock: socket.socket, version: int = 5, patience: float = 10.0) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.version = version
-        sock.settimeout(patience)
+        sock.settimeout(10.0)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._decoder = Decoder(version=version)
+        self._decoder = Decoder()
         self._packets: deque[Packet] = deque()
 
     def send(self, *packets: Packet) -> None:
-        self.sock.sendall(b"".join(encode(packet, self.version) for packet in packets))
+        self.sock.sendall(b"".join(encode(packet) for packet in packets))
 
     def receive(self) -> Packet | None:
         """The next packet, None when the client has closed."""
@@ -71,9 +70,8 @@ class Line:
 class Scripted:
     """Plays one script a connection, in order; a connection too many is closed."""
 
-    def __init__(self, *scripts: Callable[[Line], object], version: int = 5) -> None:
+    def __init__(self, *scripts: Callable[[Line], object]) -> None:
         self._scripts = deque(scripts)
-        self._version = version
         self._server = socket.create_server(("127.0.0.1", 0))
         self._server.settimeout(0.05)
         self._ended = threading.Event()
@@ -107,6 +105,6 @@ class Scripted:
         if not self._scripts:
             return
         try:
-            self._scripts.popleft()(Line(sock, self._version))
+            self._scripts.popleft()(Line(sock))
         except BaseException as error:  # noqa: BLE001  # told to the test at its end
             self._problem = self._problem or error

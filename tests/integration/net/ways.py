@@ -17,7 +17,7 @@ LOOPBACK = "127.0.0.1"
 class Relay:
     """Forwards each connection to `target`; `freeze` stops that without closing anything, as a dead line does."""
 
-    def __init__(self, target: tuple[str, int] | str) -> None:
+    def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
         self._server = socket.create_server((LOOPBACK, 0))
         self.port: int = self._server.getsockname()[1]
@@ -48,10 +48,6 @@ class Relay:
 
     def meet(self, client: socket.socket) -> socket.socket | None:  # noqa: ARG002  # proxies do talk
         """Talk to the client first, and connect to where it wants to go."""
-        if isinstance(self.target, str):
-            sock = socket.socket(socket.AF_UNIX)
-            sock.connect(self.target)
-            return sock
         return socket.create_connection(self.target, 5)
 
     def _start(self, call: Callable[..., None], *given: object) -> None:

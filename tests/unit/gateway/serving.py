@@ -26,7 +26,7 @@ from towline.schema import ROW_SCHEMA
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def rows(start: int, count: int, *, gateway: str = "plant", payload: bytes = b"", at: datetime = _AT) -> pa.RecordBatch:
+def rows(start: int, count: int, *, gateway: str = "plant", payload: bytes = b"") -> pa.RecordBatch:
     """Rows as a broker with 50 devices would give them; every tenth has MQTT 5 properties."""
     numbers = range(start, start + count)
     rich = [n % 10 == 0 for n in numbers]
@@ -43,7 +43,7 @@ def rows(start: int, count: int, *, gateway: str = "plant", payload: bytes = b""
         [[{"key": "a", "value": "1"}, {"key": "a", "value": None}] if r else None for r in rich],
         [3600 if r else None for r in rich],
         [[1, 2] if r else None for r in rich],
-        [at] * count,
+        [_AT] * count,
         [gateway] * count,
         list(numbers),
     ]
@@ -106,9 +106,9 @@ class Served:
     def location(self) -> str:
         return self.service.endpoint.location
 
-    def add(self, count: int, *, payload: bytes = b"", at: datetime = _AT) -> int:
+    def add(self, count: int, *, payload: bytes = b"") -> int:
         """Append rows, durable, and tell the waiting readers; the new end."""
-        end = self.journal.append(rows(self.journal.end, count, gateway=self.name, payload=payload, at=at))
+        end = self.journal.append(rows(self.journal.end, count, gateway=self.name, payload=payload))
         self.service.notify()
         return end
 
