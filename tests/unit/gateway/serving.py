@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -51,28 +52,6 @@ def rows(start: int, count: int, *, gateway: str = "plant", payload: bytes = b""
     return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
 
 
-class Pumping:
-    """Stands in for the pump of a gateway.
-
-    Attributes:
-        commits: Watermarks that were set.
-    """
-
-    def __init__(self) -> None:
-        self.commits: list[int] = []
-
-    def set_committed(self, end_offset: int) -> None:
-        self.commits.append(end_offset)
-
-    def wake(self) -> None:
-        """There is no thread to wake."""
-
-    def refused_messages(self, operation: str, offset: int) -> Future[dict[str, Any]]:
-        """Never answer."""
-        del operation, offset
-        return Future()
-
-
 class Served:
     """A journal and its service in one state directory."""
 
@@ -87,14 +66,18 @@ class Served:
         state_dir.mkdir(parents=True, exist_ok=True)
         self.state_dir = state_dir
         self.failures: list[JournalFailed] = []
-        self.pump = Pumping()
+        #: Watermarks that were set.
+        self.commits: list[int] = []
         #: What the MQTT side says of itself.
         self.reported: dict[str, object] = {"connected": True}
         limits = Limits(segment_bytes=segment_bytes, min_free_bytes=0)
         self.journal = Journal.open(state_dir / "inbox", schema=ROW_SCHEMA, limits=limits)
         told = settings or gateway_settings(name=name, state_dir=state_dir)
         self.name = told.name
-        pump: Any = self.pump
+        # A pump without a thread to wake, that never answers about what was refused.
+        pump: Any = SimpleNamespace(
+            set_committed=self.commits.append, wake=lambda: None, refused_messages=lambda *_: Future()
+        )
         self.service = GatewayService(
             told, self.journal, pump, status=lambda: self.reported, report_failure=self.failures.append
         )

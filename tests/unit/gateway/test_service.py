@@ -134,16 +134,16 @@ def test_wait_moves_the_watermark_forward_only_and_tells_what_all_have_come_to(
     server.add(10)
     lease = Lease("default")
     client.acquire(lease)
-    server.pump.commits.clear()
+    server.commits.clear()
     for start in (3, 3, 8, 2):
         assert client.wait(lease, start, journal=server.journal.journal_id, timeout_s=0).end == 10
     with pytest.raises(GatewayError, match="TL-G06"):
         commit(client, "default", 11)
     assert server.journal.consumers["default"] == 8
-    assert server.pump.commits == [3, 8]
+    assert server.commits == [3, 8]
     commit(client, "slow", 2)
     commit(client, "default", 9)
-    assert server.pump.commits == [3, 8, 0, 2, 2]
+    assert server.commits == [3, 8, 0, 2, 2]
     status = client.status()
     assert (status["committed"], status["consumers"]) == (2, {"default": 9, "slow": 2})
 

@@ -88,18 +88,10 @@ def granted(packet_id: int, count: int = 2) -> mqtt5.SubAckPacket:
     return mqtt5.SubAckPacket(packet_id, [mqtt5.SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE] * count)
 
 
-def online(
-    config: SessionConfig = CONFIG,
-    record: SessionRecord | None = KNOWN,
-    number: int = 0,
-    connack: mqtt5.ConnAckPacket | None = None,
-) -> Session:
-    session = Session(config, record, number)
-    connect(session, connack or mqtt5.ConnAckPacket(session_present=record is not None))
-    while session.state is SessionState.SUBSCRIBING:
-        for packet_id, asked in list(session._pending_requests.items()):
-            assert isinstance(asked, mqtt5.SubscribePacket)
-            receive(session, granted(packet_id, len(asked.topic_filters)))
+def online(config: SessionConfig = CONFIG, connack: mqtt5.ConnAckPacket | None = None) -> Session:
+    """At a broker that has kept the session and its subscriptions."""
+    session = Session(config, KNOWN)
+    connect(session, connack or mqtt5.ConnAckPacket(session_present=True))
     assert session.state is SessionState.ONLINE
     return session
 
