@@ -123,6 +123,8 @@ class OutboxSender:
         self._flush_at: float | None = time.monotonic()
         self._has_progress = False
         self._retry_at = 0.0
+        #: Messages of QoS 0 that are marked as done in memory only, and not sent yet.
+        self._unmarked_qos0: list[Publish] = []
         with contextlib.suppress(JournalError):  # raised again when the journal is needed
             for number in self.refused_messages.not_done_numbers():
                 self._recovered_refusals.add(number)
@@ -148,8 +150,7 @@ class OutboxSender:
         phase = Phase.RELEASED
         # The first sending of a repeated message may have been enough, and its row be gone. The packet id must be
         # released all the same: the broker may hold the message, and would take the next with that id for a repeat.
-        done = number in self._outbox.done_rows and (not self._adds_marks or number in self._recovered_refusals)
-        is_finished = done or number < self._outbox.first_offset
+        is_finished = self._is_finished(number)
         if is_finished and row.phase == PHASE_QOS1:
             self._outbox.mark_done((), (packet_id,))
             return
@@ -164,6 +165,11 @@ class OutboxSender:
         self._dispatcher.add_in_flight(number, topic, size)
         if refusal_reason:
             session.outbound.drop_message(number, refusal_reason)
+
+    def _is_finished(self, number: int) -> bool:
+        """Return whether a message is never sent again: its row is done, or gone."""
+        done = number in self._outbox.done_rows and (not self._adds_marks or number in self._recovered_refusals)
+        return done or number < self._outbox.first_offset
 
     def connection_lost(self, unsent_tokens: Iterable[events.MessageToken]) -> None:
         """Handle the end of the connection; the messages with these tokens were not sent."""
@@ -198,11 +204,11 @@ class OutboxSender:
         """Smallest number whose row must not be removed; None without one.
 
         These are rows in flight, also those on disk, postponed rows, and refused rows that are not stored yet. To
-        release a packet id of QoS 1 no row is needed.
+        release a packet id of QoS 1, or of a finished message, no row is needed.
         """
         on_disk = (number for number, phase in self._outbox.held_ids.values() if phase != PHASE_QOS1)
-        oldest = self._dispatcher.oldest_number
-        return min((*on_disk, *self._refusals, *(() if oldest is None else (oldest,))), default=None)
+        numbers = chain(on_disk, self._refusals, self._dispatcher.numbers())
+        return min((number for number in numbers if not self._is_finished(number)), default=None)
 
     def turn(self, *, unsent: int = 0) -> None:
         """Send messages within the limits, and flush the outbox if it is due."""
@@ -276,9 +282,8 @@ class OutboxSender:
         while self._dispatcher.accepts_new and (message := self._message_queue.next_message()) is not None:
             if self._dispatcher.may_send(message.number, message.topic):
                 self._send_or_finish(message, now, clock, messages)
-        if messages:
-            self._finish_qos0(messages)
-            self._handle_event(events.PublishMany(messages))
+        if sendable := self._finish_qos0(messages):
+            self._handle_event(events.PublishMany(sendable))
 
     def _send_or_finish(self, message: OutgoingMessage, now: float, clock: Timestamp, messages: list[Publish]) -> None:
         max_age_us = min((us for us in (self._max_age_us, message.expiry_us) if us is not None), default=None)
@@ -294,19 +299,22 @@ class OutboxSender:
             self._dispatcher.add_in_flight(message.number, message.topic, message.size)
             messages.append(Publish(message.number, message.content_or_reason, _expiry_time(message, now, clock)))
 
-    def _finish_qos0(self, messages: list[Publish]) -> None:
-        """Mark messages of QoS 0 as done, durably before they are sent: after a crash they must not be sent again."""
-        qos0_numbers = [m.token for m in messages if not m.message.qos and isinstance(m.token, int)]
-        if not qos0_numbers:
-            return
-        for number in qos0_numbers:
+    def _finish_qos0(self, messages: list[Publish]) -> list[Publish]:
+        """Mark messages of QoS 0 as done, durably: after a crash they must not be sent again; return those to send."""
+        earlier_messages, qos0_messages = self._unmarked_qos0, [m for m in messages if not m.message.qos]
+        for number in (m.token for m in qos0_messages if isinstance(m.token, int)):
             self._finish_message(number, Outcome.DELIVERED)
+        if not (earlier_messages or qos0_messages):
+            return messages
         try:
             self._outbox.flush(durable=True)
         except JournalFull as error:
-            # Done in memory all the same: a crash may lose these messages, as QoS 0 allows, but not double them.
             self._retry_at = time.monotonic() + _FULL_RETRY_S
             self._log.warning("no room, sending pauses", reason=str(error), code=error.code)
+            self._unmarked_qos0 = earlier_messages + qos0_messages
+            return [m for m in messages if m.message.qos]
+        self._unmarked_qos0 = []
+        return earlier_messages + messages
 
     # -- answers --
 
@@ -595,10 +603,9 @@ class Dispatcher:
         """Whether a new message may be sent, one that did not wait."""
         return not self.is_full and self.waiting_count < self._max_waiting
 
-    @property
-    def oldest_number(self) -> int | None:
-        """Smallest number that is in flight or waits; None without one."""
-        return min((*self.in_flight, *(queue.numbers[0] for queue in self._topic_queues.values())), default=None)
+    def numbers(self) -> Iterator[int]:
+        """Return the numbers that are in flight, and of each topic the first one that waits."""
+        return chain(self.in_flight, (queue.numbers[0] for queue in self._topic_queues.values()))
 
     def may_send(self, number: int, topic: str) -> bool:
         """Return whether a message may be sent now: not if it is done, in flight, or waiting behind its topic."""

@@ -150,6 +150,8 @@ class SenderLife(RuleBasedStateMachine):
         parts = [status[name] for name in ("queued", "in_flight", "delivered", "expired", "refused")]
         assert status["accepted"] == len(self.qos) == sum(parts), "[I11]"
         assert status["delivered"] == status["acknowledged"]
+        waiting = [number for number, _ in line.outbox.held_ids.values() if number not in line.outbox.done_rows]
+        assert all(line.outbox.first_offset <= number for number in waiting), "its row is there"
         oldest = line.sender.oldest_number
         assert oldest is None or line.outbox.first_offset <= oldest
         if not self.postponed:
@@ -178,3 +180,26 @@ class SenderLife(RuleBasedStateMachine):
 
 SenderLife.TestCase.settings = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestSenderLife = SenderLife.TestCase
+
+
+def lived(*steps: tuple[str, dict[str, Any]]) -> None:
+    """Go through a life, and judge it after each step and at its end."""
+    life = SenderLife()
+    for name, arguments in steps:
+        getattr(life, name)(**arguments)
+        life.sound()
+    life.teardown()
+
+
+def test_a_message_of_qos_0_that_can_not_be_marked_as_sent_waits() -> None:
+    """It left while the disk was full, and again after a kill."""
+    append, full = ("append", {"qos": 0, "topics": ["a"]}), ("disk_fills", {"full": True})
+    connect, kill = ("connect", {"window": 1}), ("kill", {"flushed": False})
+    lived(append, full, connect, kill, connect)
+    lived(append, full, connect, append, ("wait", {"seconds": 100.0}), ("disk_fills", {"full": False}))
+    lived(append, full, connect, ("line_breaks", {}), connect, ("disk_fills", {"full": False}), kill, connect)
+
+
+def test_the_row_of_a_refused_message_that_is_stored_is_not_needed() -> None:
+    publish = ("append", {"qos": 2, "topics": ["a"]}), ("connect", {"window": 1}), ("answer", {"reason": REFUSED})
+    lived(*publish, ("kill", {"flushed": False}), ("turn", {}))
