@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -44,12 +44,35 @@ class Extent(NamedTuple):
     incarnation: str
 
 
-class JournalOffset(NamedTuple):
-    """Offset with the journal and the incarnation that it was issued for."""
+@dataclass(frozen=True, slots=True)
+class JournalPosition:
+    """Position in the journal or the outbox of one gateway.
 
+    Attributes:
+        gateway: Name of the gateway; "" for an outbox, since a query writes to a single one.
+        journal: Id of its journal: the same offset in another journal is another row.
+        offset: Offset after the last row before this position.
+        incarnation: Opening of the journal that wrote the row below `offset` [I14]; "" if there is none, or unknown.
+    """
+
+    gateway: str
     journal: str
     offset: int
     incarnation: str = ""
+
+    @classmethod
+    def parse(cls, gateway: str, fields: Mapping[str, Any]) -> Self:
+        """Parse the JSON object of a position.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: It is none.
+        """
+        return cls(gateway, str(fields["journal"]), int(fields["offset"]), str(fields.get("incarnation", "")))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of the position, keys in their fixed order, without the gateway's name."""
+        incarnation = {"incarnation": self.incarnation} if self.incarnation else {}
+        return {"journal": self.journal, "offset": self.offset, **incarnation}
 
     @classmethod
     def read_outbox_note(cls, checkpoint: str) -> Self | None:
@@ -62,8 +85,7 @@ class JournalOffset(NamedTuple):
             text = Checkpoint(checkpoint).read_note(OUTBOX_FILE)
             if text is None:
                 return None
-            values = json.loads(text)
-            return cls(str(values["journal"]), int(values["offset"]), str(values["incarnation"]))
+            return cls.parse("", json.loads(text))
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem = f"{OUTBOX_FILE} can't be read ({type(error).__name__})"
             remedy = "It identifies the query's outbox. If that outbox is the newest one, remove the file."
@@ -74,7 +96,7 @@ class JournalOffset(NamedTuple):
 
         A checkpoint that is not on a local disk (an object store, HDFS) stores nothing.
         """
-        Checkpoint(checkpoint).write_note(OUTBOX_FILE, json.dumps(self._asdict()) + "\n")
+        Checkpoint(checkpoint).write_note(OUTBOX_FILE, json.dumps(self.to_json()) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +108,12 @@ class StoredBatch:
     whole: bool
     already: bool
     newest: int
-    outbox: JournalOffset
+    outbox: JournalPosition
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> Self:
         """Parse a gateway's answer."""
-        return cls(**{**answer, "outbox": JournalOffset(*answer["outbox"])})
+        return cls(**{**answer, "outbox": JournalPosition.parse("", answer["outbox"])})
 
 
 #: Kind of journal → codes of: another journal, an older copy, an older copy that was written to since.
@@ -108,7 +130,7 @@ _REMEDIES: Final = {
 INBOX_MISMATCH_CODES: Final = frozenset(_CODES_BY_KIND["journal"])
 
 
-def check_offset(gateway: str, position: JournalOffset, extent: Extent, *, kind: str = "journal") -> None:
+def check_offset(gateway: str, position: JournalPosition, extent: Extent, *, kind: str = "journal") -> None:
     """Check that the rows below an offset are the same as when the offset was issued.
 
     Args:
@@ -162,27 +184,34 @@ def check_checkpoint(gateway: str, journal: Journal, location: str, *, is_only_g
     """
     if not location:
         return
-    positions = [pair for offset in Checkpoint(location).newest_offsets() for pair in _gateway_offsets(offset)]
-    own_positions = [position for _, position in positions if position.journal == journal.journal_id]
-    is_renamed = is_only_gateway and len(positions) == 1
-    for position in own_positions or [position for name, position in positions if name == gateway or is_renamed]:
+    positions = [position for offset in Checkpoint(location).newest_offsets() for position in parse_positions(offset)]
+    for position in own_positions(positions, gateway, journal.journal_id, is_only_gateway=is_only_gateway):
         check_offset(gateway, position, journal_extent(journal, position.offset))
 
 
-def _gateway_offsets(source_offset: Any) -> list[tuple[str, JournalOffset]]:
-    """Return the offset of each gateway in a Spark source's offset (`towline.spark.offsets`), empty for others."""
+def parse_positions(source_offset: Any) -> tuple[JournalPosition, ...]:
+    """Return the position at each gateway in an offset of ``format("mqtt")``; empty for another source's offset."""
     try:
-        return [
-            (name, JournalOffset(str(fields["journal"]), int(fields["offset"]), str(fields.get("incarnation", ""))))
-            for name, fields in source_offset["gateways"].items()
-        ]
+        return tuple(JournalPosition.parse(str(name), fields) for name, fields in source_offset["gateways"].items())
     except (KeyError, TypeError, ValueError, AttributeError):
-        return []
+        return ()
+
+
+def own_positions(
+    positions: Sequence[JournalPosition], gateway: str, journal: str, *, is_only_gateway: bool = False
+) -> Sequence[JournalPosition]:
+    """Return the positions of a gateway: by the id of its journal, else by its name, then in another journal.
+
+    For the only gateway of a query it is the only position, whatever its name.
+    """
+    in_journal = [position for position in positions if position.journal == journal]
+    under_name = [position for position in positions if position.gateway == gateway]
+    return in_journal or under_name or (positions if is_only_gateway and len(positions) == 1 else [])
 
 
 def check_outbox(gateway: str, outbox: Outbox, checkpoint: str) -> None:
     """Compare an outbox with the offset in a query's checkpoint; raises as `check_offset` and `read_outbox_note`."""
-    position = JournalOffset.read_outbox_note(checkpoint)
+    position = JournalPosition.read_outbox_note(checkpoint)
     if position is not None:
         check_offset(gateway, position, journal_extent(outbox, position.offset), kind="outbox")
 

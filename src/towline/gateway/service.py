@@ -30,7 +30,7 @@ from towline.errors import GatewayError, GatewayUnreachable, JournalFailed, Read
 from towline.gateway.access import TicketKey
 from towline.gateway.client import HEARTBEAT_TIMEOUT_S
 from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, error_fields, socket_location, socket_path
-from towline.gateway.identity import JournalOffset, check_offset, journal_extent
+from towline.gateway.identity import JournalPosition, check_offset, journal_extent
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Batch, max_frame_bytes
 from towline.journal.segment import split_batch
@@ -410,8 +410,8 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
 
     def _stored_fields(self, status: BatchStatus) -> dict[str, object]:
         extent = journal_extent(self._require_outbox())
-        end = JournalOffset(extent.journal, extent.end_offset, extent.incarnation)
-        return {**status._asdict(), "outbox": end}
+        end = JournalPosition("", extent.journal, extent.end_offset, extent.incarnation)
+        return {**status._asdict(), "outbox": end.to_json()}
 
     def _on_end_job(self, job: Text) -> Any:
         self._require_outbox().end_job(job)
@@ -470,7 +470,8 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
 
     def _check_offset(self, journal: str, offset: int, incarnation: str = "") -> None:
         """Check that an offset belongs to this journal."""
-        check_offset(self._name, JournalOffset(journal, offset, incarnation), journal_extent(self._journal, offset))
+        position = JournalPosition(self._name, journal, offset, incarnation)
+        check_offset(self._name, position, journal_extent(self._journal, offset))
 
 
 # What a client asks for, and how errors go back ----------------------------------------------------------------------

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -31,9 +32,10 @@ from towline.errors import ConfigError, GatewayError, GatewayUnreachable, Journa
 from towline.gateway.access import ACCESS_ERROR_CODES
 from towline.gateway.client import Lease, call_interruptibly
 from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.identity import JournalPosition, own_positions
 from towline.spark.batching import BatchByteLimit
 from towline.spark.link import GATEWAY_TIMEOUT_S, retry_while_unreachable
-from towline.spark.offsets import GATEWAYS_OPTION, JournalPosition, SourceOffset, check_distinct
+from towline.spark.offsets import GATEWAYS_OPTION, SourceOffset, check_distinct
 from towline.spark.reader import Slice, ranges_between, slice_of
 from towline.spark.sink_note import read_throughput
 from towline.threads import call_in_thread, guarded_thread
@@ -203,7 +205,7 @@ class SourceGateway:
             if self.address.remote and timeout_s and window.end > start.offset:
                 # The token of the poll may have been revoked while it waited.
                 window = client.wait(self._lease, **position, **limits, timeout_s=0.0)
-            end = start.with_offset(window.end, window.incarnation)
+            end = replace(start, offset=window.end, incarnation=window.incarnation)
             return PollResult(window.end - start.offset, window.size, end, window.journal_end)
 
         return self._call(poll)
@@ -400,10 +402,8 @@ class BatchPlanner:
 
     def _position_of(self, first_position: JournalPosition, offset: SourceOffset) -> JournalPosition | None:
         """Return the position of a connected gateway, by its journal id, else by its name."""
-        # With the option ``gateway`` the only position must be its.
-        only_position = offset.positions[0] if not self._plan.gateways and len(offset.positions) == 1 else None
-        same_journal = (position for position in offset.positions if position.journal == first_position.journal)
-        return next(same_journal, None) or offset.position_of(first_position.gateway) or only_position
+        name, journal, is_only_gateway = first_position.gateway, first_position.journal, not self._plan.gateways
+        return next(iter(own_positions(offset.positions, name, journal, is_only_gateway=is_only_gateway)), None)
 
     def _batch_limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
         """Return the limits of rows and bytes; None for all rows, as Spark wants with Trigger.Once."""

@@ -15,11 +15,11 @@ from annotated_types import Ge, Le
 from towline.errors import ConfigError, GatewayUnreachable
 from towline.gateway.access import DEFAULT_TICKET_S, ClientAccess, is_remote, parse_gateways
 from towline.gateway.client import GatewayClient
+from towline.gateway.identity import JournalPosition
 from towline.gateway.launch import ensure_running, find_running
 from towline.options import Option, parse_label, parse_size
 from towline.processes import ProcessIdentity
 from towline.spark.batching import LONGEST_DELAY_MS
-from towline.spark.offsets import JournalPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

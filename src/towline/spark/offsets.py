@@ -6,12 +6,12 @@ offsets as JSON text, so gateways are sorted by name, and keys have one order.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from towline.errors import ConfigError, GatewayError
+from towline.gateway.identity import JournalPosition, parse_positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,41 +19,6 @@ if TYPE_CHECKING:
     from towline.checkpoint import Checkpoint
 
 GATEWAYS_OPTION: Final = 'format("mqtt") option "gateways"'
-
-
-@dataclass(frozen=True, slots=True)
-class JournalPosition:
-    """Position in one gateway's journal.
-
-    Attributes:
-        gateway: Name of the gateway.
-        journal: Id of its journal: the same offset in another journal is another row.
-        offset: Offset after the last row before this position.
-        incarnation: Opening of the journal that wrote the row below `offset` [I14]; "" if there is none, or unknown.
-    """
-
-    gateway: str
-    journal: str
-    offset: int
-    incarnation: str = ""
-
-    @classmethod
-    def parse(cls, name: str, fields: Mapping[str, Any]) -> Self:
-        """Parse the JSON object under a gateway's name.
-
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: It is no position.
-        """
-        return cls(name, str(fields["journal"]), int(fields["offset"]), str(fields.get("incarnation", "")))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object under the gateway's name, keys in their fixed order."""
-        incarnation = {"incarnation": self.incarnation} if self.incarnation else {}
-        return {"journal": self.journal, "offset": self.offset, **incarnation}
-
-    def with_offset(self, offset: int, incarnation: str) -> Self:
-        """Return a position with another offset in the same journal."""
-        return replace(self, offset=offset, incarnation=incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +43,13 @@ class SourceOffset:
         Raises:
             GatewayError: TL-G12, the offset was not written by this source.
         """
-        try:
-            positions = tuple(JournalPosition.parse(str(name), fields) for name, fields in offset["gateways"].items())
-            source_offset = cls(positions, int(offset["tick"]))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise _foreign_offset_error(offset) from None
-        if not positions:
-            raise _foreign_offset_error(offset)
-        return source_offset
+        positions = parse_positions(offset)
+        tick = offset.get("tick")
+        if not positions or not isinstance(tick, int):
+            problem = f"the checkpoint has an offset of another source ({str(offset)[:80]})"
+            remedy = "Give this query a checkpoint directory of its own."
+            raise GatewayError("TL-G12", 'format("mqtt")', problem, remedy)
+        return cls(positions, tick)
 
     def to_json(self) -> dict[str, Any]:
         """Return the offset as JSON, keys in their fixed order."""
@@ -127,13 +91,4 @@ def check_distinct(positions: Iterable[JournalPosition]) -> None:
 
 def positions_at(checkpoint: Checkpoint, batch: int | None) -> tuple[JournalPosition, ...]:
     """Return the end positions of a batch; empty if they can't be read, or there are none."""
-    for value in checkpoint.offsets(batch):
-        with contextlib.suppress(GatewayError):
-            return SourceOffset.parse(value).positions
-    return ()
-
-
-def _foreign_offset_error(offset: object) -> GatewayError:
-    problem = f"the checkpoint has an offset of another source ({str(offset)[:80]})"
-    remedy = "Give this query a checkpoint directory of its own."
-    return GatewayError("TL-G12", 'format("mqtt")', problem, remedy)
+    return next(filter(None, map(parse_positions, checkpoint.offsets(batch))), ())

@@ -22,9 +22,10 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, without_traceback
+from towline.gateway.identity import JournalPosition
 from towline.spark.batching import TriggerTiming
 from towline.spark.link import GatewayAddress, ReadPlan
-from towline.spark.offsets import JournalPosition, SourceOffset, check_distinct
+from towline.spark.offsets import SourceOffset, check_distinct
 from towline.spark.tasks import freeze_gc
 from towline.threads import call_in_thread
 
@@ -396,7 +397,7 @@ class MqttBatchReader(DataSourceReader):
                 problem = f"it is {end}, before the start at {start_position.offset}"
                 remedy = f"The journal holds the offsets {status['first']} to {status['end'] - 1}."
                 raise ConfigError("TL-C23", 'format("mqtt") option "endingOffset"', problem, remedy)
-            end_position = start_position.with_offset(end, client.extent(end).incarnation)
+            end_position = replace(start_position, offset=end, incarnation=client.extent(end).incarnation)
             return end_position, slice_of(client, address, start_position.offset, end_position)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull
-from towline.gateway.identity import JournalOffset, check_offset
+from towline.gateway.identity import JournalPosition, check_offset
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 from towline.sinks import check_append, check_columns, column_types, with_lower_case_names
 from towline.spark.link import GatewayAddress, retry_while_unreachable
@@ -58,7 +58,7 @@ class MqttTaskResult(TaskResult):
 
     rows: int
     already_stored: bool
-    outbox_offset: JournalOffset
+    outbox_offset: JournalPosition
 
 
 def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
@@ -110,7 +110,7 @@ class MqttStreamWriter(SinkWriter[MqttTaskResult]):
     checkpoint: str = ""
     offset_hash: str = ""
     name_prefix: str = ""
-    checkpointed_offset: JournalOffset | None = None
+    checkpointed_offset: JournalPosition | None = None
 
     _task_error = GatewayError, "TL-G25", _FORMAT
 
@@ -204,7 +204,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
     checkpoint.sync()
     batch = checkpoint.last_planned_batch()
     offset_hash = "" if batch is None else checkpoint.offsets_hash(batch) or ""
-    offset = JournalOffset.read_outbox_note(location)
+    offset = JournalPosition.read_outbox_note(location)
     prefix, subject = _writer_names(checkpoint, location) if writer.address.remote else ("", "")
     address = _checked_address(writer.address, subject, offset)
     writer = replace(writer, address=address, checkpoint=location, offset_hash=offset_hash)
@@ -235,7 +235,7 @@ def _create_writer(
     return writer_type(options.address, columns, options.retry_timeout_s, timeout_s)
 
 
-def _checked_address(address: GatewayAddress, subject: str, offset: JournalOffset | None = None) -> GatewayAddress:
+def _checked_address(address: GatewayAddress, subject: str, offset: JournalPosition | None = None) -> GatewayAddress:
     """Check that an outbox matches the checkpointed offset; return the address with a ticket. Awaits the gateway."""
 
     def check_once() -> GatewayAddress:

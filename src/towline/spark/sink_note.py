@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from towline.checkpoint import Checkpoint
-    from towline.spark.offsets import JournalPosition
+    from towline.gateway.identity import JournalPosition
 
 
 class Span(NamedTuple):

@@ -10,9 +10,10 @@ from tests.integration.bridge.running import Running
 from tests.integration.bridge.test_delivery_semantics import online, write
 from tests.unit.gateway.serving import rows
 from towline.bridge.lines.identity import Identity
+from towline.gateway.identity import JournalPosition
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
-from towline.spark.offsets import JournalPosition, SourceOffset
+from towline.spark.offsets import SourceOffset
 from towline_prove.devstack import Mosquitto
 
 pytestmark = pytest.mark.spark

@@ -201,9 +201,9 @@ def test_an_older_copy_of_the_outbox_sends_nothing(
     client = gateway.start()
     stored = client.send("q/0", 1, rows(range(5, 10), 2))
     assert stored.outbox is not None
-    journal, tip, incarnation = stored.outbox
     stored.outbox.write_outbox_note(str(checkpoint))
-    assert client.extent(tip, outbox=True) == (journal, 0, 10, incarnation)
+    end = stored.outbox
+    assert client.extent(end.offset, outbox=True) == (end.journal, 0, 10, end.incarnation)
     ear.until(10)
     drained(gateway)
     gateway.stop()

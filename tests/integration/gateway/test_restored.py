@@ -12,8 +12,9 @@ from tests.conftest import NewMosquitto
 from tests.integration.conftest import Gateway, NewGateway, payloads, publish
 from towline.errors import ReaderFenced
 from towline.gateway.client import Lease
+from towline.gateway.identity import JournalPosition
 from towline.gateway.launch import ensure_running
-from towline.spark.offsets import JournalPosition, SourceOffset
+from towline.spark.offsets import SourceOffset
 from towline_prove.devstack import Mosquitto
 
 

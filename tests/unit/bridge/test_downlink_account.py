@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from towline.bridge.downlink.sink import DownlinkResult, DownlinkWriter, LetterSink
 from towline.bridge.lines.account import LineNotes, downlink_account
 from towline.bridge.messages import DEAD_LETTER_SCHEMA
-from towline.gateway.identity import JournalOffset
+from towline.gateway.identity import JournalPosition
 from towline.kafka.delivery import DeliveryResult
 from towline.spark import kafka_sink
 from towline.spark.kafka_sink import KafkaTaskResult
@@ -63,7 +63,7 @@ class ModelDownlink:
                 counts = Counter(records=sent + filtered + dead, filtered=filtered, unfit=dead, sent=sent)
                 letters = KafkaTaskResult(0, batch, "q", DeliveryResult(0, 0, dead_lettered=dead), dead)
                 answer = DownlinkResult(
-                    MqttTaskResult(0, batch, sent, already_stored=False, outbox_offset=JournalOffset("j", sent)),
+                    MqttTaskResult(0, batch, sent, already_stored=False, outbox_offset=JournalPosition("", "j", sent)),
                     letters,
                     counts,
                 )

@@ -15,8 +15,8 @@ from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.lines.account import LineNotes, add_spark_counts, copy_totals, start_totals
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
+from towline.gateway.identity import JournalPosition
 from towline.kafka.markers import NO_BATCH
-from towline.spark.offsets import JournalPosition
 from towline.spark.sink_note import BatchResult, BatchTotals, SinkNote, Span
 
 

@@ -29,9 +29,8 @@ from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.uplink.query import initial_offsets
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError, is_permanent
-from towline.gateway.identity import INBOX_MISMATCH_CODES, Extent
+from towline.gateway.identity import INBOX_MISMATCH_CODES, Extent, JournalPosition
 from towline.kafka.markerstore import MarkerStore
-from towline.spark.offsets import JournalPosition
 from towline.spark.sink_note import BatchTotals, SinkNote, Span
 
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)

@@ -32,8 +32,8 @@ from towline.checkpoint import Checkpoint
 from towline.cli.gateway import gateway as run_gateway
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, TowlineError
 from towline.gateway.access import ClientAccess
+from towline.gateway.identity import JournalPosition
 from towline.guarantee import Guarantee
-from towline.spark.offsets import JournalPosition
 from towline.spark.sink_note import BatchMessages, BatchResult, BatchTotals, SinkNote, Span
 
 SEVERAL = changed('name = "telemetry"', 'name = "telemetry"\ngateways = ["g1", "g2"]').replace(

@@ -18,11 +18,11 @@ from towline.bridge.routes import routes_to_json
 from towline.bridge.uplink.query import UplinkQuery
 from towline.bridge.uplink.sink import RecordSink
 from towline.checkpoint import SINK_TOTALS, Checkpoint
+from towline.gateway.identity import JournalPosition
 from towline.guarantee import policy
 from towline.kafka.delivery import DeliveryResult
 from towline.kafka.markers import ANY_QUERY, Marker, MarkerStep
 from towline.spark.kafka_sink import KafkaTaskResult, StreamWriter
-from towline.spark.offsets import JournalPosition
 
 #: Where the processes of a line may be killed in a batch, in order.
 STEPS: Final = (

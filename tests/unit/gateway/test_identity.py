@@ -18,7 +18,7 @@ from towline.errors import GatewayError, JournalFailed, TowlineError
 from towline.gateway.identity import (
     OUTBOX_FILE,
     Extent,
-    JournalOffset,
+    JournalPosition,
     abandoned_client_id,
     check_checkpoint,
     check_offset,
@@ -28,7 +28,7 @@ from towline.gateway.identity import (
 )
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
-from towline.spark.offsets import JournalPosition, SourceOffset
+from towline.spark.offsets import SourceOffset
 
 BROKER = "mqtt://b:1883"
 SHARE = {"member": "g1", "members": ["g1", "g2"], "way": "filters", "client_id": "plant-l"}
@@ -107,20 +107,20 @@ def test_the_newest_batch_of_a_query_lies_in_this_journal(journal: Journal, tmp_
     ],
 )
 def test_the_outbox_of_a_checkpoint_is_the_newest(tmp_path: Path, extent: Extent, code: str) -> None:
-    assert JournalOffset.read_outbox_note(str(tmp_path)) is None
-    JournalOffset("j", 5, "aa").write_outbox_note(str(tmp_path))
-    position = JournalOffset.read_outbox_note(str(tmp_path))
+    assert JournalPosition.read_outbox_note(str(tmp_path)) is None
+    JournalPosition("", "j", 5, "aa").write_outbox_note(str(tmp_path))
+    position = JournalPosition.read_outbox_note(str(tmp_path))
     assert position is not None
     with pytest.raises(GatewayError, match=f"reset.*{code}") if code else contextlib.nullcontext():
         check_offset("g", position, extent, kind="outbox")
-    JournalOffset("j", 5, "aa").write_outbox_note("hdfs://name/ck")
+    JournalPosition("", "j", 5, "aa").write_outbox_note("hdfs://name/ck")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"journal": "j"}', '{"journal": "j", "offset": "x", "incarnation": ""}'])
 def test_files_that_are_none_of_ours(tmp_path: Path, text: str) -> None:
     (tmp_path / OUTBOX_FILE).write_text(text)
     with pytest.raises(GatewayError, match="TL-G37"):
-        JournalOffset.read_outbox_note(str(tmp_path))
+        JournalPosition.read_outbox_note(str(tmp_path))
     (tmp_path / "sessions.json").write_text(text.replace("journal", "clients"))
     assert read_client_sessions(tmp_path) == ()
 

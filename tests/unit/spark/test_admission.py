@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from towline.gateway.identity import JournalPosition
 from towline.spark.gateways import PollResult, share_limits
-from towline.spark.offsets import JournalPosition
 
 #: Rows that wait at each gateway, and the bytes of one.
 Waiting = Sequence[tuple[int, int]]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import GatewayError
-from towline.spark.offsets import JournalPosition, SourceOffset
+from towline.gateway.identity import JournalPosition
+from towline.spark.offsets import SourceOffset
 from towline.spark.reader import ranges_between
 
 PLACE = SourceOffset((JournalPosition("plant", "3a330b3ed8c4", 1005, "0badf00d"),), 2)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from towline.checkpoint import SINK_TOTALS, Checkpoint
 from towline.errors import JournalError
+from towline.gateway.identity import JournalPosition
 from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.spark import sink_note
 from towline.spark.batching import WriteThroughput
-from towline.spark.offsets import JournalPosition
 from towline.spark.sink_note import BatchMessages, BatchResult, BatchTotals, SinkNote, Span, read_throughput
 
 

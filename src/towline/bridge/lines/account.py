@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple, Self
 
 from towline.bridge.lines.statuses import AWAY_SINCE, outage_text, statuses_by_gateway
 from towline.checkpoint import Checkpoint
+from towline.gateway.identity import JournalPosition
 from towline.kafka.markers import NO_BATCH
-from towline.spark.offsets import JournalPosition
 from towline.spark.sink_note import BatchMessages, BatchResult, BatchTotals, SinkNote, Span
 
 #: File with the counts of the driver, beside that of the sink.

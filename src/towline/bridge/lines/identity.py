@@ -21,10 +21,9 @@ from towline import files
 from towline.bridge.config.model import CHECKPOINT, AnyLine, Bridge, Downlink, Uplink
 from towline.errors import ConfigError, JournalError
 from towline.gateway.endpoint import not_allowed_error
-from towline.gateway.identity import MEMBERS_DIR, read_client_sessions
+from towline.gateway.identity import MEMBERS_DIR, JournalPosition, read_client_sessions
 from towline.journal.outbox import count_waiting_rows
 from towline.journal.recovery import read_state
-from towline.spark.offsets import JournalPosition
 
 IDENTITY_FILE: Final = "identity.json"
 

@@ -22,12 +22,12 @@ from towline.bridge.lines.account import copy_totals
 from towline.bridge.lines.identity import Identity, sink_ids
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
-from towline.gateway.identity import INBOX_MISMATCH_CODES, Extent, JournalOffset, check_offset
+from towline.gateway.identity import INBOX_MISMATCH_CODES, Extent, JournalPosition, check_offset
 from towline.guarantee import Guarantee, policy
 from towline.kafka.admin import saved_topic_ids
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
-from towline.spark.offsets import JournalPosition, positions_at
+from towline.spark.offsets import positions_at
 
 #: Number of former checkpoints to keep.
 _MAX_FORMER_CHECKPOINTS: Final = 3
@@ -61,8 +61,8 @@ class ServedJournal(NamedTuple):
     def mismatch(self, name: str) -> TowlineError | None:
         """Return the error if the gateway's journal doesn't match `position`; else None."""
         try:
-            if (position := self.position) is not None:
-                check_offset(name, JournalOffset(position.journal, position.offset, position.incarnation), self.extent)
+            if self.position is not None:
+                check_offset(name, self.position, self.extent)
         except TowlineError as error:
             return error
         return None

@@ -30,9 +30,10 @@ from towline.bridge.routes import routes_to_json
 from towline.bridge.uplink.sink import SINK_FORMAT, SOURCE_FORMAT
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import is_remote
+from towline.gateway.identity import JournalPosition, own_positions
 from towline.guarantee import policy
 from towline.kafka.options import SinkSettings
-from towline.spark.offsets import JournalPosition, positions_at
+from towline.spark.offsets import positions_at
 from towline.validation import SettingsModel
 
 if TYPE_CHECKING:
@@ -62,12 +63,11 @@ def query_journals(line: Uplink, access: ClientAccess, identity: Identity) -> di
 
     def query_gateway(client: GatewayClient) -> tuple[str, ServedJournal]:
         status = request_status(client)
-        position, committed_position = _position_in(planned_positions, status), _position_in(committed, status)
-        extent, committed_offset = (
-            client.extent(position.offset if position else 0),
-            status["consumers"].get(CONSUMER, 0),
-        )
-        return str(status["name"]), ServedJournal(extent, committed_offset, position, committed_position)
+        name, journal = str(status["name"]), str(status["journal"])
+        position = next(iter(own_positions(planned_positions, name, journal)), None)
+        committed_position = next(iter(own_positions(committed, name, journal)), None)
+        extent = client.extent(position.offset if position else 0)
+        return name, ServedJournal(extent, status["consumers"].get(CONSUMER, 0), position, committed_position)
 
     endpoints = endpoints_of(line.gateways or [str(line.gateway.state_dir)], access)
     return dict(wait_for_answers(endpoints, query_gateway, require_all=bool(initial_positions)))
@@ -84,13 +84,6 @@ def initial_offsets(line: Uplink, identity: Identity, journals: Mapping[str, Ser
         if journal.position is not None and journal.mismatch(name) is None:
             offsets[name] = max(journal.position.offset, committed_offset)
     return offsets
-
-
-def _position_in(positions: Iterable[JournalPosition], status: Mapping[str, Any]) -> JournalPosition | None:
-    """Return the position of a gateway: by its journal id, else by its name, then in another journal."""
-    journal, name = status["journal"], status["name"]
-    matches = [position for position in positions if journal == position.journal or name == position.gateway]
-    return min(matches, key=lambda position: position.journal != journal, default=None)
 
 
 #: Shortest time that a retired route is kept, in seconds: by then the broker has delivered its queue.
