@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from towline.errors import ConfigError, ConfigErrors, did_you_mean
@@ -119,7 +118,7 @@ class FormatOptions:
     location: str
     options: tuple[Option, ...]
     unknown_hint: str = "The options are {}."
-    rejected: Mapping[str, tuple[str, str, str, str]] = field(default_factory=lambda: MappingProxyType({}))
+    rejected: Mapping[str, tuple[str, str, str, str]] = field(default_factory=dict)
     similar_names: tuple[str, ...] = ()
 
     @property

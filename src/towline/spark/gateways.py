@@ -196,15 +196,14 @@ class SourceGateway:
             ReaderFenced: TL-G03, another living reader has the lease; as `GatewayClient.wait`.
             GatewayUnreachable: No gateway answers; the next call connects again.
         """
-        start, durable_offset, max_rows, max_bytes = request
-        position: dict[str, Any] = {"start": start.offset, "journal": start.journal, "incarnation": start.incarnation}
-        limits: dict[str, Any] = {"durable_offset": durable_offset, "max_rows": max_rows, "max_bytes": max_bytes}
+        start, values = request.start, request._asdict()
+        values |= {"start": start.offset, "journal": start.journal, "incarnation": start.incarnation}
 
         def poll(client: GatewayClient) -> PollResult:
-            window = client.wait(self._lease, **position, **limits, timeout_s=timeout_s)
+            window = client.wait(self._lease, **values, timeout_s=timeout_s)
             if self.address.remote and timeout_s and window.end > start.offset:
                 # The token of the poll may have been revoked while it waited.
-                window = client.wait(self._lease, **position, **limits, timeout_s=0.0)
+                window = client.wait(self._lease, **values, timeout_s=0.0)
             end = replace(start, offset=window.end, incarnation=window.incarnation)
             return PollResult(window.end - start.offset, window.size, end, window.journal_end)
 

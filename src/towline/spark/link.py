@@ -220,11 +220,8 @@ class ReadPlan:
     @property
     def addresses(self) -> tuple[GatewayAddress, ...]:
         """Addresses of the gateways."""
-        return tuple(map(self.address_of, self.gateways)) if self.gateways else (self.address,)
-
-    def address_of(self, location: str) -> GatewayAddress:
-        """Return the address of a gateway by its state directory or location, with the access of all."""
-        return replace(self.address, location=location, settings="")
+        several_addresses = (replace(self.address, location=location, settings="") for location in self.gateways)
+        return tuple(several_addresses) or (self.address,)
 
     def start_position(self, client: GatewayClient, status: Mapping[str, Any], default: str) -> JournalPosition:
         """Return the first position of a query without a position in a gateway's journal, from its `status`.

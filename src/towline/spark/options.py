@@ -41,16 +41,14 @@ def _option_error(code: str, option: str, problem: str, remedy: str) -> ConfigEr
     return ConfigError(code, f'{_FORMAT} option "{option}"', problem, remedy)
 
 
-def _refused_option(option: str, problem: str, remedy: str) -> dict[str, tuple[str, str, str, str]]:
-    """Return the entry of `Format.refused` for an option with an error of its own."""
-    return {option.lower(): ("TL-C22", f'{_FORMAT} option "{option}"', problem, remedy)}
-
-
-_PASSWORD_REFUSAL: Final = _refused_option(
-    "password",
-    "a password in an option would stand in Spark's plans, web UI and logs",
-    "Write it to a file of mode 0600 and give its path as passwordFile.",
-)
+#: Code, location, problem and remedy of an option with an error of its own.
+_REJECTED: Final = {
+    "password": (
+        *("TL-C22", f'{_FORMAT} option "password"'),
+        "a password in an option would stand in Spark's plans, web UI and logs",
+        "Write it to a file of mode 0600 and give its path as passwordFile.",
+    )
+}
 #: Gateway settings without an option: a query that starts a gateway sets them itself.
 _SETTINGS_WITHOUT_OPTION: Final = frozenset(
     {
@@ -190,15 +188,7 @@ _GUARANTEE_OPTION: Final = Option("guarantee", (), Guarantee, str.lower)
 SOURCE_FORMAT: Final = FormatOptions(
     _FORMAT,
     (*_SOURCE_GATEWAY_OPTIONS, *_LOCATION_OPTIONS, _GUARANTEE_OPTION, *_READ_OPTIONS),
-    # Options that users expect, with the reason why there is none, and an alternative.
-    rejected={
-        **_PASSWORD_REFUSAL,
-        **_refused_option(
-            "asyncProgressTrackingEnabled",
-            "with asynchronous progress tracking Spark reports batches as done that are not: messages would be lost",
-            "Leave it out, of the writer's options too.",
-        ),
-    },
+    rejected=_REJECTED,
 )
 
 
@@ -298,7 +288,7 @@ _WRITE_OPTIONS: Final = tuple(options_of(SinkOptions, exclude={"address", "qos_l
 SINK_FORMAT: Final = FormatOptions(
     _FORMAT,
     (*_SINK_GATEWAY_OPTIONS, *_LOCATION_OPTIONS, *_WRITE_OPTIONS),
-    rejected=_PASSWORD_REFUSAL,
+    rejected=_REJECTED,
 )
 
 

@@ -104,7 +104,6 @@ MISTAKES = [
     ({"brokr": "x"}, '"brokr" "broker" TL-C01'),
     ({"zzz": "x"}, f'"zzz" {" ".join(SOURCE_FORMAT.names)} TL-C01'),
     ({"password": "x"}, 'option "password" 0600 passwordFile TL-C22'),
-    ({"asyncProgressTrackingEnabled": "true"}, 'option "asyncProgressTrackingEnabled" TL-C22'),
     (
         {"guarantee": "exactly_once", "subscribe": "a/#:2, b:1"},
         'option "subscribe" exactly_once QoS 2, "b" 1 at_least_once TL-C12',
