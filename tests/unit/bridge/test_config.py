@@ -85,7 +85,7 @@ MISTAKES = [
     ('brokers = ["mqtt://a:1883"]\n', "", 'bridge.toml:4  [mqtt]: "brokers" is missing. Add it, as brokers = ["mqtt://localhost:1883"].   [TL-C02]'),
     ("[kafka]", "keep_alive_s = 2\n[kafka]", 'bridge.toml:7  [mqtt]: "keep_alive_s" must be greater than or equal to 5. Change the number.   [TL-C03]'),
     ("[kafka]", 'password = "hunter2"\n[kafka]', 'bridge.toml:7  [mqtt]: "password" would put a secret into this file. Write it into a file of mode 0600 and set password_file.   [TL-C16]'),
-    ("[kafka]", 'password_file = "nowhere"\n[kafka]', "bridge.toml:7  [mqtt]: password_file nowhere does not exist. Write the secret into it, mode 0600.   [TL-C15]"),
+    ("[kafka]", 'password_file = "nowhere"\n[kafka]', "bridge.toml:7  [mqtt]: password_file nowhere does not exist. Create it, with mode 0600 for a secret, or correct the path.   [TL-C15]"),
     ("[kafka]", "tls = { insecure = true }\n[kafka]", 'bridge.toml:7  uplink "telemetry": tls is set, but no broker is reached by mqtts://, so nothing would be encrypted. Write mqtts://, or remove tls.   [TL-C17]'),
     ('[kafka]\nbootstrap_servers = "k1:9092"\n', "", "bridge.toml:1: [kafka] is missing. Add the table.   [TL-C02]"),
     ("k1:9092", "${KAFKA}", "bridge.toml:8  [kafka]: the environment variable KAFKA is not set. Set it, or write $${KAFKA} for the text itself.   [TL-C04]"),

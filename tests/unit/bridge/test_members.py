@@ -164,7 +164,7 @@ def test_spark_elsewhere_gets_its_access(tmp_path: Path, pki: Pki) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("pki/token", "pki/tokens", "bridge.toml:20  [gateway]: token_file pki/tokens is missing: openssl rand -hex 32, mode 0600.   [TL-C15]"),
+        ("pki/token", "pki/tokens", "bridge.toml:20  [gateway]: token_file pki/tokens is missing, mode 0600.   [TL-C15]"),
         ("pki/server.key", "pki/client.key", "bridge.toml:18  [gateway]: cert_file: no matching PEM in cert_file and key_file, or one with a password (key values mismatch).   [TL-C97]"),
         ("pki/token", "pki/open", "bridge.toml:20  [gateway]: token_file: every user may read it. chmod 600 it.   [TL-C98]"),
         ('listen = "0.0.0.0:8815"', 'listen = "host"', 'bridge.toml:17  [gateway]: it is no address. Write it as "127.0.0.1:9464".   [TL-C05]'),

@@ -146,12 +146,10 @@ class Document:
         return value
 
     def restore_references(self, value: Any, *keys: str) -> Any:
-        """Return JSON values with their ``${NAME}`` references restored, so that errors and logs show no secret.
+        """Return texts under ``keys`` with their ``${NAME}`` references restored, so that output shows no secret.
 
-        A text is looked up under ``keys``, in a table under its own key; each part of a comma-separated list by itself.
+        Each part of a comma-separated list is looked up by itself.
         """
-        if isinstance(value, dict):
-            return {name: self.restore_references(item, name.rpartition(".")[2]) for name, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.restore_references(item, *keys) for item in value]
         texts = {expanded: written for path, expanded, written in reversed(self._references) if _last_key(path) in keys}
@@ -368,12 +366,6 @@ def problem_and_remedy(error: ValueError | str, default_remedy: str = "") -> tup
 _FREE_TABLES: Final = frozenset({"fields", "headers", "settings", "conf"})
 #: Tables with sizes and files.
 _TOWLINE_TABLES: Final = frozenset({"mqtt", "kafka", "gateway", "monitor", "spark", "uplink", "downlink"})
-#: Remedy for a missing file, by the end of its key's path; files without an entry hold a secret.
-_FILE_REMEDIES: Final[dict[KeyPath, str]] = {
-    ("gateway", "key_file"): "It is a private key in PEM.",
-    ("token_file",): "Make one: openssl rand -hex 32, mode 0600.",
-    **{(key,): "It is a file in PEM." for key in ("ca_file", "cert_file")},
-}
 
 
 class FileValues:
@@ -393,8 +385,8 @@ class FileValues:
     def _convert(self, text: str, path: KeyPath) -> Any:
         key = str(path[-1])
         if path[:2] == ("kafka", "settings"):  # a file of its client, or a directory of certificates
-            name, remedy = ".".join(map(str, path[2:])), "Write the path relative to this file, or absolute."
-            return self._existing_path(text, path, name, remedy) if key == "location" and text != "probe" else text
+            is_path = key == "location" and text != "probe"
+            return self._existing_path(text, path, ".".join(map(str, path[2:]))) if is_path else text
         is_state_dir = path == ("state_dir",)
         if not is_state_dir and (len(path) < 2 or path[0] not in _TOWLINE_TABLES or not _FREE_TABLES.isdisjoint(path)):
             return text
@@ -405,8 +397,7 @@ class FileValues:
             return self._size(text, path)
         if not key.endswith("_file"):
             return text
-        remedy = next((remedy for path_end, remedy in _FILE_REMEDIES.items() if path[-len(path_end) :] == path_end), "")
-        return self._existing_path(text, path, key, remedy or "Write the secret into it, mode 0600.", must_be_file=True)
+        return self._existing_path(text, path, key, must_be_file=True)
 
     def _size(self, text: str, path: KeyPath) -> int:
         try:
@@ -416,11 +407,11 @@ class FileValues:
             self._errors.add("TL-C03", path, f'"{path[-1]}" {problem}', remedy)
             return 1 << 30
 
-    def _existing_path(self, text: str, path: KeyPath, key: str, remedy: str, *, must_be_file: bool = False) -> str:
+    def _existing_path(self, text: str, path: KeyPath, key: str, *, must_be_file: bool = False) -> str:
         """Return an absolute path that must exist, as a file or also as a directory [design section 10]."""
         absolute_path = self._absolute_path(text, path)
         if absolute_path is not None and not (absolute_path.is_file() or (absolute_path.is_dir() and not must_be_file)):
-            self._errors.add("TL-C15", path, f"{key} {absolute_path} does not exist", remedy)
+            self._errors.add("TL-C15", path, f"{key} {absolute_path} does not exist")
         return str(absolute_path or text)
 
     def _absolute_path(self, text: str, path: KeyPath) -> Path | None:
