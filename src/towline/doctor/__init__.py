@@ -45,7 +45,8 @@ def examine_brokers(inputs: Inputs, report_progress: Callable[[str], None] = lam
         inputs.loads.update(_line_loads(inputs, broker_probes))
         for broker_probe in broker_probes:
             report_progress(f"broker {broker_probe.target.endpoint}")
-            findings += run_checks(broker.CHECKS, broker_probe, broker_probe.target.line_names)
+            line_names = ", ".join(broker_probe.target.by_line) if len(broker_probes) > 1 else ""
+            findings += run_checks(broker.CHECKS, broker_probe, line_names)
     return findings
 
 

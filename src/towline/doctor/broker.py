@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.model import Downlink, Uplink
@@ -165,7 +166,7 @@ class BrokerProbe(contextlib.ExitStack):
     def _publisher(self) -> Client:
         """The tested publisher; replaced by a new client if the broker closed its connection."""
         if not self._tested_publisher.online:
-            vars(self)["_tested_publisher"] = self._keep_connected(self._open_client(self._new_client_id()))
+            vars(self)["_tested_publisher"] = self.enter_context(self._open_client(self._new_client_id()))
         return self._tested_publisher
 
     def _shared_session_error(self) -> ProbeSkipped:
@@ -252,13 +253,7 @@ class BrokerProbe(contextlib.ExitStack):
         self._client_ids.append(client_id)
         with self._open_client(client_id, subscribe=topic, expiry_s=_PROBE_EXPIRY_S):
             pass
-        deadline = time.monotonic() + _FILL_TIMEOUT_S
-        publisher, results = self._publisher, []
-        for number in range(self.inputs.probe_messages):
-            if time.monotonic() > deadline:
-                break
-            results.append(publisher.publish(topic, str(number), timeout_s=self._timeout_s))
-        answers = [self._await_answer(publisher, result) for result in results]
+        answers = self._publish_numbers(topic, self.inputs.probe_messages)
         accepted_count = sum(answer.exception() is None and answer.result().reason == 0 for answer in answers)
         with self._open_client(client_id, subscribe=topic, expiry_s=_PROBE_EXPIRY_S, window=_MAX_WINDOW) as client:
             assert client.connack is not None
@@ -290,13 +285,12 @@ class BrokerProbe(contextlib.ExitStack):
         """Number of messages received with Receive Maximum `RECEIVE_MAXIMUM`: without and after one acknowledgement."""
         client_id, topic = self._new_client_id(), self.probe_topic
         with self._open_client(client_id, subscribe=topic, window=RECEIVE_MAXIMUM) as client:
-            publisher = self._publisher
-            for result in [publisher.publish(topic, str(number)) for number in range(_WINDOW_MESSAGES)]:
-                self._await_answer(publisher, result)
-            first_messages = list(_receive_unacknowledged(client))
+            self._publish_numbers(topic, _WINDOW_MESSAGES)
+            receive = partial(client.receive, _SILENCE_S)
+            first_messages = [*iter(receive, None)]
             if first_messages:
                 first_messages[0].ack()
-            return len(first_messages), len(first_messages) + len(list(_receive_unacknowledged(client)))
+            return len(first_messages), len(first_messages) + len([*iter(receive, None)])
 
     @fact
     def qos_2(self) -> bool:
@@ -314,6 +308,14 @@ class BrokerProbe(contextlib.ExitStack):
         publisher = self._publisher
         result = publisher.publish(topic, payload, qos=qos, expiry_s=_PROBE_EXPIRY_S)
         return self._await_answer(publisher, result).result()
+
+    def _publish_numbers(self, topic: str, count: int) -> list[Future[PublishAcknowledged]]:
+        """Publish numbered messages, as many as `_FILL_TIMEOUT_S` permits, and wait for the broker's answers."""
+        publisher, deadline = self._publisher, time.monotonic() + _FILL_TIMEOUT_S
+        results: list[Future[PublishAcknowledged]] = []
+        while len(results) < count and time.monotonic() < deadline:
+            results.append(publisher.publish(topic, str(len(results)), timeout_s=self._timeout_s))
+        return [self._await_answer(publisher, result) for result in results]
 
     def _await_answer(self, client: Client, result: Future[PublishAcknowledged]) -> Future[PublishAcknowledged]:
         deadline = time.monotonic() + self._timeout_s
@@ -335,14 +337,9 @@ class BrokerProbe(contextlib.ExitStack):
         line_expiries_s = (gateway.settings.session_expiry_s for gateway in self.target.gateways)
         expiry_s = max(_PROBE_EXPIRY_S, *line_expiries_s)
         try:
-            return self._keep_connected(self._open_client(client_id, expiry_s=expiry_s, window=1, adopt_session=False))
+            return self.enter_context(self._open_client(client_id, expiry_s=expiry_s, window=1, adopt_session=False))
         except SessionUnknown as error:
             raise self._shared_session_error() from error
-
-    def _keep_connected(self, client: Client) -> Client:
-        """Keep a client connected until the end of the probes."""
-        self.callback(client.close, 0)
-        return client
 
     def _open_client(
         self,
@@ -379,12 +376,6 @@ def _receive_until(client: Client, deadline: float) -> Iterator[Message]:
         while (remaining_s := deadline - time.monotonic()) > 0 and (message := client.receive(remaining_s)) is not None:
             message.ack()
             yield message
-
-
-def _receive_unacknowledged(client: Client) -> Iterator[Message]:
-    """Yield received messages without acknowledgement until no more arrive."""
-    while (message := client.receive(_SILENCE_S)) is not None:
-        yield message
 
 
 #: Limits shorter than this are near: nobody may notice the outage in time. And a day, in seconds.
@@ -474,7 +465,8 @@ def _check_queue(broker: BrokerProbe) -> Iterator[Finding]:
 def _queue_finding(line: str, probe: QueueProbe, conf: MosquittoConf | None, load: LineLoad | None) -> Finding:
     max_queued, probe_limit = _conf_number(conf, "max_queued_messages"), _probed_limit(probe, conf)
     max_messages = min(filter(None, (max_queued, probe_limit)), default=0)
-    max_bytes, setting = _byte_limit(conf)
+    byte_limits = ((_conf_number(conf, name), name) for name in ("max_queued_bytes", "memory_limit"))
+    max_bytes, setting = min((byte_limit for byte_limit in byte_limits if byte_limit[0]), default=(0, ""))
     if max_bytes and not (
         max_messages and (load is None or max_messages / load.messages_s <= max_bytes / load.bytes_s)
     ):
@@ -506,26 +498,20 @@ def _probed_limit(probe: QueueProbe, conf: MosquittoConf | None) -> int | None:
     return None if 0 < byte_limit < probe.accepted_count * len(str(probe.accepted_count)) else probe.received_count
 
 
-def _byte_limit(conf: MosquittoConf | None) -> tuple[int, str]:
-    """Return the lowest limit in bytes and the name of its setting; 0 for no limit."""
-    limits = ((_conf_number(conf, name), name) for name in ("max_queued_bytes", "memory_limit"))
-    return min((limit for limit in limits if limit[0]), default=(0, ""))
-
-
 def _conf_number(conf: MosquittoConf | None, name: str) -> int:
     """Return a setting of the broker, or its default; 0 for no limit or no file."""
     return 0 if conf is None else conf.number(name)
 
 
 def _byte_limit_finding(line: str, byte_limit: int, setting: str, load: LineLoad | None) -> Finding:
-    seconds = None if load is None else byte_limit / load.bytes_s
-    time_text = (
-        "" if load is None else f", {duration_text(byte_limit / load.bytes_s)} at {load.bytes_s / 1000:,.1f} kB/s"
-    )
-    is_near = byte_limit < _SMALL_QUEUE_BYTES if seconds is None else seconds < _NEAR_LIMIT_S
+    limit, is_near = f"{byte_limit:,} bytes", byte_limit < _SMALL_QUEUE_BYTES
+    if load is not None:
+        seconds = byte_limit / load.bytes_s
+        limit += f", {duration_text(seconds)} at {load.bytes_s / 1000:,.1f} kB/s"
+        is_near = seconds < _NEAR_LIMIT_S
     evidence = f"{setting} is {byte_limit:,}; further messages are dropped silently"
     remedy = f"Raise {setting}, or set it to 0: then memory is the limit."
-    return Finding(WARNS if is_near else LIMITED, evidence, f"{byte_limit:,} bytes{time_text}", remedy, line)
+    return Finding(WARNS if is_near else LIMITED, evidence, limit, remedy, line)
 
 
 def _check_restart(broker: BrokerProbe) -> Iterator[Finding]:
@@ -564,13 +550,13 @@ def _loss_on_kill(conf: MosquittoConf, load: LineLoad | None) -> tuple[Verdict, 
     interval = conf.number("autosave_interval")
     if not interval:
         return WARNS, "all messages since its start"
+    small_loss, loss = _SMALL_LOSS_S, f"{duration_text(interval)} of messages"
     if conf.flag("autosave_on_changes"):
-        small_loss = 0.0 if load is None else load.messages_s * _SMALL_LOSS_S
-        verdict = LIMITED if interval <= max(_SMALL_LOSS, small_loss) else WARNS
-        return verdict, f"up to {queue_text(interval, load)}"
-    message_text = "" if load is None else f": {load.messages_s * interval:,.0f} messages {load}"
-    verdict = LIMITED if interval <= _SMALL_LOSS_S else WARNS
-    return verdict, f"up to {duration_text(interval)} of messages{message_text}"
+        small_loss, loss = (
+            max(_SMALL_LOSS, load.messages_s * _SMALL_LOSS_S if load else 0.0),
+            queue_text(interval, load),
+        )
+    return LIMITED if interval <= small_loss else WARNS, f"up to {loss}"
 
 
 def _check_qos_2(broker: BrokerProbe) -> Iterator[Finding]:

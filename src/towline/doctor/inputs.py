@@ -104,21 +104,15 @@ class LineGateway:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Broker with its gateways (at least one) of equal connection settings; `is_only_target` if there is no other."""
+    """Broker with its gateways (at least one) of equal connection settings."""
 
     endpoint: Endpoint
     gateways: tuple[LineGateway, ...] = field(repr=False)
-    is_only_target: bool = True
 
     @property
     def settings(self) -> GatewaySettings:
         """Settings shared by the gateways: credentials and connection."""
         return self.gateways[0].settings
-
-    @property
-    def line_names(self) -> str:
-        """Names of the lines for a finding; empty if they are all lines of the bridge."""
-        return "" if self.is_only_target else ", ".join(self.by_line)
 
     @property
     def by_line(self) -> dict[str, LineGateway]:
@@ -134,7 +128,7 @@ def broker_targets(bridge: Bridge) -> tuple[Target, ...]:
             for endpoint in settings.brokers:
                 key = (endpoint, *(getattr(settings, name) for name in CLIENT_KEYS))
                 groups.setdefault(key, []).append(LineGateway(line, settings))
-    return tuple(Target(key[0], tuple(gateways), len(groups) == 1) for key, gateways in groups.items())
+    return tuple(Target(key[0], tuple(gateways)) for key, gateways in groups.items())
 
 
 def topic_filters(bridge: Bridge) -> set[str]:

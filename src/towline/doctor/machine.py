@@ -25,7 +25,7 @@ from towline.doctor.table import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, Check, 
 from towline.errors import SetupError
 from towline.guarantee import AckAfter
 from towline.spark.java import check_java
-from towline.spark.session import check_pyspark
+from towline.spark.session import check_pyspark, is_cluster
 from towline.text import duration_text
 
 #: File systems in memory, lost at a restart; and in a container layer, removed with the container.
@@ -58,7 +58,6 @@ _MB: Final = 1_000_000
 #: Memory of bridge and driver Python, a gateway, a further line in Spark, the first line's Python workers, and of a
 #: JVM beside its heap (docs/benchmarks.md).
 _BRIDGE, _GATEWAY, _LINE, _WORKERS, _JVM_OVERHEAD = 222 * _MB, 120 * _MB, 111 * _MB, 450 * _MB, 400 * _MB
-_PYSPARK_REMEDY: Final = 'Install a tested version: pip install "towline[spark]"'
 #: Default of spark.driver.memory.
 _DEFAULT_HEAP_BYTES: Final = 1 << 30
 _UNIT_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -72,7 +71,7 @@ class FileSystem:
         existing_dir: The directory, or its nearest existing parent.
         device: Number of the file system; directories on one share its free space.
         fs_type, mount_point: Linux type (``ext4``, ``nfs4``, ``tmpfs``) and mount point; empty if unknown.
-        read_only, writable: The file system is read-only; this user may write to the directory.
+        writable: This user may write to the directory, and its file system is not read-only.
         mode: Permission bits; None if the directory does not exist.
         free_bytes, free_inodes: Free bytes and inodes for this user; None if inodes are not counted.
     """
@@ -81,7 +80,6 @@ class FileSystem:
     device: int = 0
     fs_type: str = "ext4"
     mount_point: str = ""
-    read_only: bool = False
     writable: bool = True
     mode: int | None = None
     free_bytes: int
@@ -119,7 +117,6 @@ def probe_file_system(directory: Path) -> FileSystem:
         device=stat.st_dev,
         fs_type=fs_type,
         mount_point=mount_point,
-        read_only=bool(statvfs.f_flag & os.ST_RDONLY),
         writable=os.access(existing_dir, os.W_OK | os.X_OK),
         mode=stat.st_mode & 0o777 if existing_dir == directory else None,
         free_bytes=statvfs.f_bavail * statvfs.f_frsize,
@@ -224,16 +221,13 @@ def _check_state_directories(machine: MachineProbe) -> Iterator[Finding]:
 
 def _state_directory_finding(state_dirs: Sequence[StateDir], file_systems: Sequence[FileSystem]) -> Finding:
     fs, fs_type, loss = file_systems[0], file_systems[0].fs_type, "messages, checkpoint and identity are lost"
-    location = (
-        f"{fs.existing_dir} is on {fs_type or 'a file system of unknown kind'}, mounted at {fs.mount_point or '?'}"
-    )
+    location = f"{fs.existing_dir} is on {fs_type or 'an unknown file system'}, mounted at {fs.mount_point or '?'}"
     unwritable_dirs = ", ".join(str(fs.existing_dir) for fs in file_systems if not fs.writable)
     shared_dirs = ", ".join(str(fs.existing_dir) for fs in file_systems if fs.mode is not None and fs.mode & 0o022)
     start_limit, power_loss = "now: no line starts", "the power fails: synced names and contents may be lost"
     network = "the server or the network fails: syncs and locks are not those of a local disk"
     volume, intruder = "Mount a volume, and set state_dir to it.", "another user of this machine writes there"
     faults = (
-        (fs.read_only, BROKEN, f"{location}, read-only", start_limit, _LOCAL_DISK),
         (unwritable_dirs, BROKEN, f"this user may not write in {unwritable_dirs}", start_limit, _LOCAL_DISK),
         (fs_type in _MEMORY_TYPES, BROKEN, f"{location}, in memory", f"this machine restarts: {loss}", _LOCAL_DISK),
         (fs_type in _LAYER_TYPES, WARNS, f"{location}, a container layer", f"the container is removed: {loss}", volume),
@@ -290,7 +284,7 @@ def _check_syncs(machine: MachineProbe) -> Iterator[Finding]:
     """TL-D42: duration of a disk sync, which each acknowledgement waits for."""
     for group in machine.file_systems:
         fs = group[0][1]
-        if fs.writable and not fs.read_only and fs.free_bytes > 0:
+        if fs.writable and fs.free_bytes > 0:
             try:
                 durations_s = measure_syncs(fs.existing_dir)
             except OSError as error:
@@ -348,8 +342,6 @@ def _check_memory(machine: MachineProbe) -> Iterator[Finding]:
 
 def _needed_memory(bridge: Bridge) -> tuple[int, int, int]:
     """Return the bytes needed here: Spark heap, other memory of Spark, gateways."""
-    from towline.spark.session import is_cluster  # noqa: PLC0415 - PySpark may be missing, which TL-D49 reports
-
     gateway_count = sum(len(line.all_gateways) for line in bridge.lines)
     # A batch may be in memory twice before the sink; the measured figures include one of 64 MiB.
     batch_bytes = sum(2 * max(0, line.max_bytes_per_trigger - DEFAULT_BATCH_BYTES) for line in bridge.uplinks)
@@ -375,7 +367,8 @@ def _check_spark(_machine: MachineProbe) -> Iterator[Finding]:
         yield Finding(HOLDS, f"PySpark is {version}, and finds a Java that it runs on")
     else:
         evidence = f"PySpark is {version}; Towline was not tested with it"
-        yield Finding(WARNS, evidence, "a change in PySpark breaks Towline", _PYSPARK_REMEDY)
+        remedy = 'Install a tested version: pip install "towline[spark]"'
+        yield Finding(WARNS, evidence, "a change in PySpark breaks Towline", remedy)
 
 
 CHECKS: Final = (

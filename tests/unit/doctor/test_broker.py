@@ -14,8 +14,9 @@ from mqtt5 import ConnAckPacket
 
 from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, SOUND_CONF, UNKNOWN, WARNS, broker_of, rows, wrong
+from towline.doctor import examine_brokers
 from towline.doctor.broker import CHECKS, QueueProbe, probe_topic
-from towline.doctor.inputs import LineLoad, broker_targets, topic_filters
+from towline.doctor.inputs import Inputs, LineLoad, broker_targets, topic_filters
 from towline.doctor.table import Verdict
 from towline.errors import BrokerRefused
 from towline.journal import Journal
@@ -200,6 +201,12 @@ def test_a_first_start_is_told_until_a_broker_has_taken_the_line_in(tmp_path: Pa
 
 def test_each_way_to_a_broker_is_examined_once(tmp_path: Path) -> None:
     [target] = broker_targets(bridge_of(tmp_path / "1", "mqtt://127.0.0.1", UP + DOWN))
-    assert ([*target.by_line], target.line_names) == (["commands", "telemetry"], "")
+    assert [*target.by_line] == ["commands", "telemetry"]
     targets = broker_targets(bridge_of(tmp_path / "2", "mqtt://127.0.0.1,mqtt://127.0.0.2"))
-    assert [target.line_names for target in targets] == ["telemetry", "telemetry"]
+    assert [[*target.by_line] for target in targets] == [["telemetry"], ["telemetry"]]
+
+
+def test_findings_name_their_lines_where_there_are_several_brokers(tmp_path: Path) -> None:
+    for brokers, line in (("mqtt://127.0.0.1:1", ""), ("mqtt://127.0.0.1:1,mqtt://127.0.0.1:2", "telemetry")):
+        findings = examine_brokers(Inputs(bridge_of(tmp_path / str(len(brokers)), brokers), timeout_s=2.0))
+        assert {(found.code, found.line) for found in findings if found.verdict is BROKEN} == {("TL-D02", line)}

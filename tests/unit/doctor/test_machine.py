@@ -120,7 +120,6 @@ CASES: list[tuple[str, Verdict, dict[str, Any]]] = [
     ("TL-D44", WARNS, {"fs_type": "fuse.sshfs"}),
     ("TL-D44", WARNS, {"fs_type": "vfat"}),
     ("TL-D44", UNKNOWN, {"fs_type": ""}),
-    ("TL-D44", BROKEN, {"read_only": True}),
     ("TL-D44", BROKEN, {"writable": False}),
     ("TL-D44", HOLDS, {"mode": 0o755}),
     ("TL-D44", WARNS, {"mode": 0o770}),
