@@ -386,7 +386,7 @@ class BatchPlanner:
                 requests[gateway] = PollRequest(position, durable.offset_in(position.journal), row_limit, max_bytes)
         results = self._poll_gateways(requests, 0.0 if removed_names or joining else wait_s)
         end_positions = self._end_positions(requests, results, max_rows, max_bytes)
-        end = start.with_positions(*end_positions, *joining).without_gateways(*removed_names)
+        end = start.update([*end_positions, *joining], removed_names)
         self.planned_range = start, end
         unavailable = [
             gateway for gateway in requests if gateway.outage and self._remaining_rows(requests[gateway].start)

@@ -303,7 +303,7 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
 
     def _batch_result(self, answers: Sequence[KafkaTaskResult], batch: int, note: SinkNote) -> BatchResult:  # noqa: ARG002 - LineWriter needs it
         """Return the counts of a batch; `note` holds the totals of the batches before."""
-        empty_partitions = self._write_missing_markers(answers, batch)
+        settings, empty_partitions = self._delivery.settings, self._write_missing_markers(answers, batch)
         counted_results = [answer.delivery for answer in answers if not answer.delivery.has_manual_marker]
         counts = sum((Counter(answer.counts) for answer in answers), Counter[str]())
         for answer in answers:
@@ -316,7 +316,8 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
         marks = MarkerStep.sum_partitions([result.marker_step for result in results])
         transactions = (result for result in counted_results if result.marker_step is not None)
         seconds = [result.seconds for result in transactions if result.seconds is not None]
-        return BatchResult(counts, marks, self._sink_name(answers), seconds)
+        query = next((answer.query for answer in answers if answer.query), "")
+        return BatchResult(counts, marks, f"{settings.sink_id or query}/{settings.parallelism}", seconds)
 
     def _write_missing_markers(self, answers: Sequence[KafkaTaskResult], batch: int) -> list[DeliveryResult]:
         """Write the markers of the partitions without a task."""
@@ -332,11 +333,6 @@ class StreamWriter(SinkWriter[KafkaTaskResult]):
         if slowest is None or slowest.seconds is None:
             return None
         return WriteThroughput(batch, slowest.bytes, slowest.seconds, self._delivery.settings.budget_s)
-
-    def _sink_name(self, answers: Sequence[KafkaTaskResult]) -> str:
-        settings = self._delivery.settings
-        query = next((answer.query for answer in answers if answer.query), "")
-        return f"{settings.sink_id or query}/{settings.parallelism}"
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: ARG002, N803 - Spark's
         """Abort open transactions of the tasks, so that readers need not wait; committed ones stay."""

@@ -14,7 +14,7 @@ from towline.errors import ConfigError, GatewayError
 from towline.gateway.identity import JournalPosition, parse_positions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from towline.checkpoint import Checkpoint
 
@@ -55,27 +55,15 @@ class SourceOffset:
         """Return the offset as JSON, keys in their fixed order."""
         return {"gateways": {position.gateway: position.to_json() for position in self.positions}, "tick": self.tick}
 
-    def position_of(self, gateway: str) -> JournalPosition | None:
-        """Return the position of a gateway, else None."""
-        return next((position for position in self.positions if position.gateway == gateway), None)
-
     def offset_in(self, journal: str) -> int:
         """Return the offset in a journal; 0 if it has none."""
         return next((position.offset for position in self.positions if position.journal == journal), 0)
 
-    def with_positions(self, *positions: JournalPosition) -> Self:
-        """Return the offset with these positions added, each replacing that of its gateway."""
+    def update(self, positions: Iterable[JournalPosition], removed_gateways: Collection[str]) -> Self:
+        """Return the offset with these positions, each replacing that of its gateway, and without removed gateways."""
         by_gateway = {position.gateway: position for position in (*self.positions, *positions)}
-        return replace(self, positions=tuple(by_gateway.values()))
-
-    def without_gateways(self, *gateways: str) -> Self:
-        """Return the offset without the positions of these gateways."""
-        remaining = (position for position in self.positions if position.gateway not in gateways)
+        remaining = (position for name, position in by_gateway.items() if name not in removed_gateways)
         return replace(self, positions=tuple(remaining))
-
-    def next_tick(self) -> Self:
-        """Return the same positions with the next tick: a new offset for Spark, without a row."""
-        return replace(self, tick=self.tick + 1)
 
 
 def check_distinct(positions: Iterable[JournalPosition]) -> None:

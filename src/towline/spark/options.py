@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
+import psutil
 from annotated_types import Ge, Le
 from pydantic import ValidationError
 
@@ -28,7 +29,7 @@ from towline.options import (
     parse_directory,
     parse_path,
 )
-from towline.processes import ProcessIdentity, stat_fields
+from towline.processes import ProcessIdentity
 from towline.spark.link import GatewayAddress, ReadPlan
 from towline.validation import requirement
 
@@ -94,12 +95,8 @@ def driver_pid() -> int:
 
     Spark starts a streaming source's process as a child of the JVM, others as children of a daemon.
     """
-    pid = os.getppid()
-    while pid > 1 and (fields := stat_fields(pid)):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace") == "java\n":
-                return pid
-        pid = int(fields[1])  # its parent (proc(5))
+    with contextlib.suppress(psutil.Error):  # one has ended meanwhile
+        return next((parent.pid for parent in psutil.Process().parents() if parent.name() == "java"), os.getppid())
     return os.getppid()
 
 

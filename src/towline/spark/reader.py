@@ -80,8 +80,9 @@ def ranges_between(start: SourceOffset, end: SourceOffset) -> list[tuple[int, Jo
     A gateway that joins with this batch has no rows in it: only its end position is known. A removed gateway has none
     either.
     """
-    starts = ((start.position_of(last.gateway), last) for last in end.positions)
-    return [(first.offset, last) for first, last in starts if first and first.offset < last.offset]
+    starts = {position.gateway: position.offset for position in start.positions}
+    ranges = ((starts.get(last.gateway, last.offset), last) for last in end.positions)
+    return [(first_offset, last) for first_offset, last in ranges if first_offset < last.offset]
 
 
 _SOURCE_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
@@ -252,7 +253,9 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end_offset.positions != start_offset.positions:
             timing.start_batch(now)
             return end_offset.to_json()
-        return start if has_end or not timing.start_idle_batch(now) else start_offset.next_tick().to_json()
+        if has_end or not timing.start_idle_batch(now):
+            return start
+        return replace(start_offset, tick=start_offset.tick + 1).to_json()  # a new offset for Spark, without a row
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return queue depth and counters, shown as ``sources[].latestOffset`` in the query's progress.

@@ -32,7 +32,7 @@ from towline.bridge.messages import (
 )
 from towline.bridge.routes import FAULT, OUTCOME, RowOutcome, count_outcomes, refused_mask
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, KafkaError, without_traceback
+from towline.errors import KafkaError, without_traceback
 from towline.journal.segment import BATCH_BYTES, RowSlice, combine_slices
 from towline.kafka.admin import check_source_topics
 from towline.kafka.delivery import MEMORY_BYTES, Spool
@@ -79,10 +79,6 @@ class DownlinkSink(DataSource):
     def name(cls) -> str:
         """Return the name for ``format()``."""
         return FORMAT
-
-    def schema(self) -> StructType:
-        """Refuse to be read: raises TL-C49."""
-        raise ConfigError("TL-C49", FORMAT, "this format only writes", 'Read with format("mqtt").')
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
         """Check the topics of the batch, and create the writers of both sides; raises their errors."""
