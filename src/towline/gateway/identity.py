@@ -163,10 +163,9 @@ def check_offset(gateway: str, position: JournalPosition, extent: Extent, *, kin
         raise (GatewayError if kind == "outbox" else ReaderFenced)(diverged_code, gateway, problem, _REMEDIES[kind])
 
 
-def journal_extent(journal: Journal, offset: int | None = None) -> Extent:
-    """Return the offset range of a journal, and the incarnation of the row below `offset`, by default the last row."""
-    end = journal.end
-    incarnation = journal.incarnation_of(end if offset is None else offset)
+def journal_extent(journal: Journal, offset: int) -> Extent:
+    """Return the offset range of a journal, and the incarnation of the row below `offset`."""
+    end, incarnation = journal.end, journal.incarnation_of(offset)  # then the first offset: a cut may come in between
     return Extent(journal.journal_id, journal.first_offset, end, incarnation)
 
 

@@ -409,9 +409,10 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         return self._stored_fields(self._require_outbox().batch_status(batch))
 
     def _stored_fields(self, status: BatchStatus) -> dict[str, object]:
-        extent = journal_extent(self._require_outbox())
-        end = JournalPosition("", extent.journal, extent.end_offset, extent.incarnation)
-        return {**status._asdict(), "outbox": end.to_json()}
+        outbox = self._require_outbox()
+        end = outbox.end
+        position = JournalPosition("", outbox.journal_id, end, outbox.incarnation_of(end))
+        return {**status._asdict(), "outbox": position.to_json()}
 
     def _on_end_job(self, job: Text) -> Any:
         self._require_outbox().end_job(job)

@@ -57,23 +57,20 @@ def check_executors(
     *,
     shared_directories: Iterable[Path] = (),
     files: Iterable[str] = (),
-) -> int:
-    """Check that each executor of a cluster meets Towline's requirements; with a local master there is none.
+) -> None:
+    """Check that each executor of a cluster meets Towline's requirements, once; with a local master there is none.
 
     Args:
         spark: The session. A Connect session is not checked: its executors belong to its server.
         shared_directories: Directories that each executor must read and write as the driver does: a query's state.
         files: Files that each executor must be able to read: secrets, certificates.
 
-    Returns:
-        Number of executors checked by this call; an executor that passed is not checked again.
-
     Raises:
         SetupError: TL-S31 an executor lacks a requirement; TL-S32 no executor came.
     """
     context = getattr(spark, "_sc", None)
     if context is None or not is_cluster(context.master):
-        return 0
+        return
     checked_ids = _checked_executors.setdefault(context.applicationId, set())
     required_versions = {_TOWLINE: version(), **REQUIRED_VERSIONS}
     with ExitStack() as stack, ThreadPoolExecutor(_PARALLEL_CHECKS) as pool:
@@ -87,7 +84,6 @@ def check_executors(
     if problems:
         raise missing_error(problems)
     checked_ids.update(executor_id for executor_id, _ in answers)
-    return len(answers)
 
 
 def missing_error(problems: Sequence[str]) -> SetupError:

@@ -292,8 +292,7 @@ class SourceGateway:
             client.close()
 
 
-#: Polls of a batch, and their results.
-_Requests: TypeAlias = Mapping[SourceGateway, PollRequest]
+#: Results of the polls of a batch.
 _Results: TypeAlias = dict[SourceGateway, PollResult]
 
 
@@ -448,12 +447,14 @@ class BatchPlanner:
         position = self._position_of(gateway.start, self.planned_range[1])
         return max(0, gateway.journal_end - position.offset) if position else 0
 
-    def _poll_gateways(self, requests: _Requests, timeout_s: float, grace_s: float = 0.0) -> _Results:
+    def _poll_gateways(
+        self, requests: Mapping[SourceGateway, PollRequest], timeout_s: float, grace_s: float = 0.0
+    ) -> _Results:
         """Poll each gateway, which also commits, until one has rows, or is connected, and others had a grace time."""
         unknown = [gateway for gateway in self.gateways if not gateway.start]
         polls: dict[SourceGateway, PollRequest | None] = {**dict.fromkeys(unknown), **requests}
         deadline = time.monotonic() + (timeout_s or GATEWAY_TIMEOUT_S)
-        results: dict[SourceGateway, PollResult] = {}
+        results: _Results = {}
 
         def grace_is_over(gateway: SourceGateway) -> bool:
             if gateway.overdue_since:

@@ -126,12 +126,6 @@ class BatchTotals:
         histogram.counts, histogram.seconds = [*self.transactions] or histogram.counts, self.seconds
         return histogram
 
-    def counts_since(self, earlier_totals: BatchTotals | None) -> Counter[str]:
-        """Return the counts since earlier totals."""
-        counts = Counter(self.counts)
-        counts.subtract(earlier_totals.counts if earlier_totals else {})
-        return counts
-
     def as_json(self) -> dict[str, Any]:
         """Return the totals as plain values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -57,9 +57,9 @@ def add_spark_counts(checkpoint: Path, batch: int, spark_counts: Mapping[str, in
     logs = Checkpoint(str(checkpoint))
     sink_note, spark_note = SinkNote.read(logs), SinkNote.read(logs, SPARK_NOTE)
     if (totals := sink_note.totals_of(batch)) is not None and all(t.batch < batch for t in spark_note.totals):
-        sink_counts = totals.counts_since(sink_note.totals_before(batch))
-        result = BatchResult(Counter({**spark_counts, sink_count: sink_counts[sink_count]}))
-        spark_note.with_batch(batch, result).write(logs, SPARK_NOTE)
+        previous = sink_note.totals_before(batch)
+        count = totals.counts.get(sink_count, 0) - (previous.counts.get(sink_count, 0) if previous else 0)
+        spark_note.with_batch(batch, BatchResult(Counter({**spark_counts, sink_count: count}))).write(logs, SPARK_NOTE)
 
 
 def copy_totals(former_checkpoint: Path, new_checkpoint: Path) -> None:

@@ -199,11 +199,11 @@ def check_master(master: str) -> None:
         raise SetupError("TL-S34", "spark", problem, "Start it, or correct master in [spark].")
 
 
-def check_new_executors(spark: SparkSession, bridge: Bridge) -> int:
+def check_new_executors(spark: SparkSession, bridge: Bridge) -> None:
     """Check the executors that were not checked before; none with a local master. Raises as `check_executors`."""
     from towline.spark.executors import check_executors  # noqa: PLC0415 - loads PySpark
 
-    return check_executors(spark, shared_directories=shared_directories(bridge), files=task_files(bridge))
+    check_executors(spark, shared_directories=shared_directories(bridge), files=task_files(bridge))
 
 
 def task_files(bridge: Bridge) -> list[str]:
