@@ -182,14 +182,11 @@ class BrokerProbe(contextlib.ExitStack):
             topic = probe_topic(topic_filters(self.inputs.bridge), self._suffix)
         except (OSError, ValueError, JournalError) as error:  # ValueError: a segment was replaced meanwhile
             reason = f"the subscriptions of a line's session are unknown, and might match the probe: {error}"
-            raise ProbeSkipped(
-                reason, "Run doctor as the user of the bridge, or fix the file that can't be read."
-            ) from error
+            remedy = "Run doctor as the user of the bridge, or fix the file that can't be read."
+            raise ProbeSkipped(reason, remedy) from error
         if topic is None:
-            reason = (
-                "the filters of the file and of the lines' sessions match every topic, so a line would receive the "
-            )
-            raise ProbeSkipped(f"{reason}probe", "Narrow the filters, and start the line once.")
+            reason = "the filters of the file and of the sessions match every topic, so a line would receive the probe"
+            raise ProbeSkipped(reason, "Narrow the filters, and start the line once.")
         try:
             with self._open_client(self._new_client_id(), subscribe=topic) as echo:
                 self._publish(topic, b"probe")
@@ -595,9 +592,9 @@ def _check_rights(broker: BrokerProbe) -> Iterator[Finding]:
             yield Finding(HOLDS, f"every filter is granted, and {reason}", line=line)
         else:
             evidence = (
-                f"every filter is granted; a broker may check {access_rule} at each delivery, as Mosquitto does, "
+                f"every filter is granted; a broker may check {access_rule} at each delivery, and drop silently: "
             )
-            evidence += f"and drop silently: no message arrived ({load.source})"
+            evidence += f"no message arrived ({load.source})"
             yield Finding(LIMITED, evidence, f"{access_rule} denies what the subscription asks for", line=line)
 
 

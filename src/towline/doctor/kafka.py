@@ -91,9 +91,7 @@ def _check_topics(cluster: ClusterProbe) -> Iterator[Finding]:
             continue
         error_name, error_text = cluster.create_errors.get(use.name, ("", ""))
         if not use.auto_created:
-            remedy = (
-                "Set create_topics in [kafka], or: kafka-topics.sh --bootstrap-server SERVERS --create --topic TOPIC"
-            )
+            remedy = "Set [kafka] create_topics, or: kafka-topics.sh --bootstrap-server SERVERS --create --topic TOPIC"
             findings.append((use.name, Finding(BROKEN, "does not exist", limit, remedy)))
         elif not error_name:
             new_topics.append(use.name)
@@ -124,11 +122,10 @@ def _check_replicas(cluster: ClusterProbe) -> Iterator[Finding]:
     topics = _required_topics(cluster)
     evidence = f"{len(topics)} topics have {_SAFE_REPLICAS} replicas or more, on {len(brokers)} brokers"
     default = Finding(HOLDS, evidence, "several brokers lose their disks at once") if topics else None
-    findings = ((topic.name, _replica_finding(topic, len(brokers))) for topic in topics)
-    yield from _merge_topics(cluster, findings, default)
+    yield from _merge_topics(cluster, ((topic.name, _replica_finding(topic)) for topic in topics), default)
 
 
-def _replica_finding(topic: TopicState, broker_count: int) -> Finding | None:
+def _replica_finding(topic: TopicState) -> Finding | None:
     if topic.replicas >= _SAFE_REPLICAS:
         return None
     evidence = f"replication factor {topic.replicas}{' when it is created' if topic.is_planned else ''}"
@@ -137,7 +134,6 @@ def _replica_finding(topic: TopicState, broker_count: int) -> Finding | None:
         remedy = "Set transaction.state.log.replication.factor to 3."
     elif topic.is_planned:
         remedy = "Set replication_factor = 3 in create_topics, or the cluster's default.replication.factor."
-    remedy = f"A third broker, then: {remedy}" if broker_count < _SAFE_REPLICAS else remedy
     if topic.replicas < 2:
         return Finding(WARNS, evidence, "the disk of one broker is lost", remedy)
     return Finding(WARNS, evidence, "one broker is down: writing then stops, or depends on one replica", remedy)
@@ -320,9 +316,7 @@ def _check_rights(cluster: ClusterProbe) -> Iterator[Finding]:
     findings = [*_merge_topics(cluster, _topic_rights(cluster))]
     for writer in cluster.writers:
         if cluster.begin_errors.get(writer.probe_id, ("", ""))[0] == _ID_DENIED:
-            evidence = (
-                f"transactional id {writer.probe_id} is not authorized; an ACL for {writer.prefix} would cover it"
-            )
+            evidence = f"transactional id {writer.probe_id} is not authorized; an ACL for {writer.prefix} covers it"
             limit = "never, unless each id is granted by its full name"
             remedy = f"{_ACL} --operation Write --operation Describe --resource-pattern-type prefixed "
             remedy = f"{remedy.replace('SERVERS', cluster.servers)}--transactional-id {writer.prefix}"
