@@ -44,8 +44,7 @@ class SourceOffset:
             GatewayError: TL-G12, the offset was not written by this source.
         """
         positions = parse_positions(offset)
-        tick = offset.get("tick")
-        if not positions or not isinstance(tick, int):
+        if not positions or not isinstance(tick := offset.get("tick"), int):
             problem = f"the checkpoint has an offset of another source ({str(offset)[:80]})"
             remedy = "Give this query a checkpoint directory of its own."
             raise GatewayError("TL-G12", 'format("mqtt")', problem, remedy)

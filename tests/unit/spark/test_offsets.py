@@ -61,9 +61,12 @@ def test_any_offset_comes_back_and_gateways_have_one_order(
         {"gateways": {"a": {"journal": "x", "offset": 1}, "b": {"journal": "y"}}},
         {"gateways": {"a": {"journal": "x", "offset": 1}, "b": 7}},
         {"telemetry": {"0": 17}},
+        17,
+        [17],
+        None,
     ],
 )
-def test_an_offset_of_another_source_is_one_line(offset: dict[str, Any]) -> None:
+def test_an_offset_of_another_source_is_one_line(offset: Any) -> None:
     with pytest.raises(GatewayError, match=r"the checkpoint has an offset of another source.*TL-G12") as caught:
         SourceOffset.parse(offset)
     assert "checkpoint directory of its own" in caught.value.remedy
