@@ -24,6 +24,14 @@ LINE: Final[dict[str, Any]] = {
     "account": None,
 }
 
+#: Status of a gateway.
+TROUBLED = {
+    "held_back": "journal full",
+    "sessions_lost": 1,
+    "session_lost": {"do": "Ask it."},
+    "receipts": {"forged": 4},
+}
+
 
 @pytest.mark.parametrize(
     ("change", "texts"),
@@ -36,6 +44,17 @@ LINE: Final[dict[str, Any]] = {
                 "larger than max_packet_bytes: 1,200 messages.",
                 "with more than 1,000 properties: 3 messages.",
                 "published with a lower QoS than the guarantee needs: 1 message.",
+            ],
+        ),
+        (
+            {"gateway": {"gateways": {"g1": TROUBLED, "g2": {**TROUBLED, "at": "/g2", "away_since": 1.0}}}},
+            [
+                "gateway g2 unavailable since ",
+                "gateway g1: receiving is throttled (journal full).",
+                "gateway g1: the broker lost this client's session (once), and all messages queued in it. Ask it.",
+                "gateway g1: with marks of a publisher but without its key: 4 messages.",
+                "gateway g2: the broker lost this client's session (once), and all messages queued in it. Ask it.",
+                "gateway g2: with marks of a publisher but without its key: 4 messages.",
             ],
         ),
         (

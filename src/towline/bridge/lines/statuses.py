@@ -37,11 +37,6 @@ def gateway_status(state_dir: Path) -> dict[str, Any] | None:
 
 #: Key of an unavailable gateway: start of the outage, in seconds since 1970.
 AWAY_SINCE: Final = "away_since"
-#: Summed over gateways; a missing key counts as 0.
-_SUMMED_KEYS: Final = (
-    *("received", "sessions_lost", "window_overruns"),
-    *("packets_too_large", "too_many_properties", "lower_qos"),
-)
 _Answer = TypeVar("_Answer")
 
 
@@ -113,19 +108,16 @@ def combine_statuses(
         else:
             parts[str(answer["name"])] = {**answer, "at": endpoint}
     available = [part for part in parts.values() if AWAY_SINCE not in part]
-    sums = {key: sum(int(part.get(key) or 0) for part in parts.values()) for key in _SUMMED_KEYS}
     ages = [part["oldest"] for part in available if part.get("oldest") is not None]
     states = [str(part.get("state")) for part in available]
     first_available = next(iter(available), {})
     return {
-        **sums,
         "gateways": dict(sorted(parts.items())),
+        "received": sum(int(part.get("received") or 0) for part in parts.values()),
         "oldest": min(ages, default=None),
         "state": next((state for state in states if state != "online"), "online" if states else "away"),
         "held_back": next((part["held_back"] for part in available if part.get("held_back")), ""),
-        "last_error": next((part["last_error"] for part in available if part.get("last_error")), None),
         "guarantee": first_available.get("guarantee", ""),
-        "insecure": any(part.get("insecure") for part in available),
     }
 
 
@@ -141,15 +133,10 @@ def mark_stale(status: Mapping[str, Any]) -> dict[str, Any]:
     return {**status, AWAY_SINCE: 0.0} | ({"gateways": parts} if parts else {})
 
 
-def access_refused(status: Mapping[str, Any]) -> bool:
-    """Return whether a gateway and the bridge refuse each other's credentials."""
-    return AWAY_SINCE in status and status.get("code") in ACCESS_ERROR_CODES
-
-
 def outage_text(name: str, status: Mapping[str, Any]) -> str:
     """Describe an unavailable gateway; times are local."""
     away_since = datetime.fromtimestamp(float(status[AWAY_SINCE])).astimezone()
-    state = "refuses access" if access_refused(status) else "unavailable"
+    state = "refuses access" if status.get("code") in ACCESS_ERROR_CODES else "unavailable"
     return f"gateway {name} {state} since {away_since:%H:%M}, its messages wait there"
 
 
