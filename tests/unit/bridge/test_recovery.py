@@ -319,7 +319,7 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     batch(one, 0, 100, incarnation="a1")
     assert reset_line(one).endswith('.2"; an old checkpoint is kept beside the new one')
     assert not one.checkpoint.exists()
-    assert (one.gateway.state_dir / "checkpoint.1" / "offsets").is_dir()
+    assert len([*one.gateway.state_dir.glob("checkpoint.1.*/offsets")]) == 1
     fresh = saved(one)
     assert fresh == Identity("telemetry", "plant-7.telemetry.2", 2, positions=at(100, incarnation="a1"))
     assert begin(one, fresh, journal(300, 90, written_by="a1")) == 100
@@ -338,7 +338,7 @@ def test_a_downlink_that_finished_no_batch_begins_where_it_began(tmp_path: Path)
     assert saved(one).offsets == {"commands": {"0": 100}}
 
 
-@pytest.mark.parametrize("killed_at", ["copy_totals", "SinkNote.write", "_unused_path", "Identity.save"])
+@pytest.mark.parametrize("killed_at", ["copy_totals", "SinkNote.write", "Path.rename", "Identity.save"])
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_beginning_again_goes_on_where_it_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direction: str, killed_at: str
@@ -361,7 +361,7 @@ def test_beginning_again_goes_on_where_it_was_killed(
 
     with monkeypatch.context() as patched, contextlib.suppress(Killed):
         owner, _, name = killed_at.rpartition(".")
-        patched.setattr({"": recovery, "SinkNote": SinkNote, "Identity": Identity}[owner], name, kill)
+        patched.setattr({"": recovery, "SinkNote": SinkNote, "Path": Path, "Identity": Identity}[owner], name, kill)
         reset_line(one)
     assert saved(one).generation == 1
     reset_line(one)
@@ -382,5 +382,5 @@ def test_checkpoints_that_were_put_aside_do_not_pile_up(tmp_path: Path) -> None:
         batch(one, 7, 700)
         Identity("telemetry", "plant-7.telemetry", query="q1", generation=generation).save(one.gateway.state_dir)
         reset_line(one)
-    kept = {path.name for path in one.checkpoint.parent.glob("checkpoint*")}
-    assert kept == {"checkpoint.3", "checkpoint.4", "checkpoint.5", "checkpoint.2026-10-01"}
+    kept = {re.sub(r"\d{15,}", "TIME", path.name) for path in one.checkpoint.parent.glob("checkpoint*")}
+    assert kept == {f"checkpoint.{name}" for name in ("3.TIME", "4.TIME", "5.TIME", "2026-10-01")}

@@ -104,17 +104,14 @@ class Identity:
 
     def reset(self, used_sinks: Container[str] = (), **start: Any) -> Identity:
         """Return the identity of the line after a reset: no checkpoint, an unused sink id, and its start positions."""
-        return Identity(self.line, *self._next_sink(used_sinks), mapping=self.mapping, brokers=self.brokers, **start)
+        new = self.with_new_sink(used_sinks)
+        return Identity(self.line, new.sink, new.generation, mapping=self.mapping, brokers=self.brokers, **start)
 
     def with_new_sink(self, used_sinks: Container[str] = ()) -> Identity:
-        """Return the identity with a new sink id, for the same checkpoint and a changed number of transactions."""
-        sink, number = self._next_sink(used_sinks)
-        return replace(self, sink=sink, generation=number)
-
-    def _next_sink(self, used_sinks: Container[str]) -> tuple[str, int]:
-        """Return the next unused sink id; a line may be named "a.2" beside a line "a" that is reset."""
-        base = self.first_sink
-        return next((sink, n) for n in count(self.generation + 1) if (sink := f"{base}.{n}") not in used_sinks)
+        """Return the identity with an unused sink id; a line may be named "a.2" beside a line "a" that is reset."""
+        generations = count(self.generation + 1)
+        generation = next(n for n in generations if f"{self.first_sink}.{n}" not in used_sinks)
+        return replace(self, sink=f"{self.first_sink}.{generation}", generation=generation)
 
 
 def sink_ids(state_dir: Path) -> set[str]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from towline.bridge.config.model import AnyLine, Bridge, Uplink
 from towline.bridge.lines.account import copy_totals
@@ -31,8 +31,8 @@ from towline.spark.offsets import positions_at
 
 #: Number of former checkpoints to keep.
 _MAX_FORMER_CHECKPOINTS: Final = 3
-#: Their names: the generation, and nanoseconds if that name exists. Other names belong to the user.
-_FORMER_NAME: Final = re.compile(r"checkpoint\.(\d+)(?:\.(\d{15,}))?")
+#: Their names: generation, and nanoseconds. Other names belong to the user.
+_FORMER_NAME: Final = re.compile(r"checkpoint\.(\d+)\.(\d{15,})")
 
 #: Version of the offset log that Spark 4 writes by default (OffsetSeqLog.VERSION).
 _LOG_VERSION: Final = "v1"
@@ -69,14 +69,12 @@ class ServedJournal(NamedTuple):
 
 
 _RESTORE_NEWEST: Final = "Bring back the newest state directory"
-#: Code, problem, and the first remedy.
-Mismatch: TypeAlias = tuple[str, str, str]
 
 
 def _mismatches(
     identity: Identity, checkpoint: Checkpoint, journals: Mapping[str, ServedJournal]
-) -> Iterator[Mismatch]:
-    """Yield each mismatch or older copy; one that makes later checks meaningless comes first."""
+) -> Iterator[tuple[str, str, str]]:
+    """Yield code, problem and first remedy of each mismatch; one that makes later checks meaningless comes first."""
     if (version := checkpoint.offset_log_version) not in ("", _LOG_VERSION):
         problem = f"the checkpoint's offset log has version {version}, and this Towline reads {_LOG_VERSION}"
         yield "TL-B53", problem, "Take the version of PySpark that wrote it"
@@ -238,7 +236,7 @@ def _reset_checkpoint(line: AnyLine, identity: Identity) -> Identity:
     )
     if former.exists():
         if not continues_move:
-            former = former.rename(_unused_path(former.with_name(f"checkpoint.{identity.generation}")))
+            former = former.rename(former.with_name(f"checkpoint.{identity.generation}.{time.time_ns()}"))
         copy_totals(former, line.checkpoint)
         for _, path in _former_checkpoints(line.checkpoint)[:-_MAX_FORMER_CHECKPOINTS]:
             shutil.rmtree(path, ignore_errors=True)
@@ -251,9 +249,5 @@ def _former_checkpoints(checkpoint: Path) -> list[tuple[int, Path]]:
     directory = checkpoint.parent
     paths = directory.iterdir() if directory.is_dir() else ()
     entries = [(match, path) for path in paths if (match := _FORMER_NAME.fullmatch(path.name))]
-    entries.sort(key=lambda entry: (int(entry[0][1]), int(entry[0][2] or 0)))
+    entries.sort(key=lambda entry: (int(entry[0][1]), int(entry[0][2])))
     return [(int(match[1]), path) for match, path in entries]
-
-
-def _unused_path(path: Path) -> Path:
-    return path if not path.exists() else path.with_name(f"{path.name}.{time.time_ns()}")
