@@ -66,7 +66,7 @@ FAULTS: dict[str, tuple[str, Hurt, set[str]]] = {
     "no spark": (UP, bridge(a_sound(spark="starting again")), {"TowlineSparkDown"}),
     "no kafka": (UP, bridge(a_sound(kafka="unreachable")), {"TowlineKafkaAway"}),
     "not added up": (UP, bridge(a_sound(account=replace(SOUND, disagreements=("1, not 2",)))), {"TowlineAccountWrong"}),
-    "broken": (UP, bridge(a_sound(account=replace(SOUND, broken="not kept"))), {"TowlineGuaranteeBroken"}),
+    "broken": (UP, bridge(a_sound(account=replace(SOUND, more={"broken": "not kept"}))), {"TowlineGuaranteeBroken"}),
     "dead letter": (UP, bridge(a_sound(account=MORE)), {"TowlineDeadLetters"}),
     "overrun": (UP, bridge(a_sound(status={**WELL, "window_overruns": 1})), {"TowlineWindowOverrun"}),
     "session lost": (UP, bridge(a_sound(status={**WELL, "sessions_lost": 2})), {"TowlineSessionLost"}),

@@ -50,7 +50,7 @@ def test_only_a_loop_that_stands_still_is_a_reason_to_start_again(tmp_path: Path
         (a_bridge(query="waiting to retry"), "the query is waiting to retry"),
         (a_bridge(lag_s=121), "the query delivers nothing: the oldest message waits too long"),
         (a_bridge(account=replace(SOUND, disagreements=("1, not 2",))), "the account does not add up"),
-        (a_bridge(account=replace(SOUND, broken="not kept")), "the guarantee was not kept"),
+        (a_bridge(account=replace(SOUND, more={"broken": "not kept"})), "the guarantee was not kept"),
     ],
 )
 def test_one_thing_that_is_wrong_is_one_problem(known: Known, what: str) -> None:

@@ -122,7 +122,6 @@ class LineAccount:
     Attributes:
         parts: By JSON key, in the order of the sum: received, delivered, other parts, waiting on disk.
         disagreements: Contradictions between sources; empty when the account adds up.
-        broken: Guarantee that was violated, or "".
         more: Further JSON keys; ``uncounted`` are messages of an unfinished batch, or of one without a note.
         away: Texts on unavailable gateways; their counts are from their last status.
         stopped: The line has stopped permanently: only disagreements are reported.
@@ -130,7 +129,6 @@ class LineAccount:
 
     parts: Mapping[str, AccountPart]
     disagreements: Sequence[str] = ()
-    broken: str = ""
     more: Mapping[str, Any] = field(default_factory=dict)
     away: tuple[str, ...] = ()
     stopped: bool = False
@@ -146,14 +144,14 @@ class LineAccount:
         return next(iter(self.counts.values()))
 
     @property
-    def delivered(self) -> int:
-        """Messages delivered to the other side."""
-        return [*self.counts.values()][1]
-
-    @property
     def adds_up(self) -> bool | None:
         """Whether the parts sum up and the sources agree; None if unknown [I19]."""
         return False if self.disagreements else None if self.stopped else True
+
+    @property
+    def broken(self) -> str:
+        """Guarantee that was violated, or "" for none."""
+        return str(self.more.get("broken", ""))
 
     @property
     def pending(self) -> int:
@@ -320,7 +318,7 @@ def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccoun
     # Published with QoS 2, and the broker took it as QoS 1, so it may be doubled.
     broken = "not exactly once" if degraded and gateway.get("guarantee") == "exactly_once" else ""
     more = {"degraded": degraded, "broken": broken, "uncounted": uncounted}
-    return LineAccount(parts, [*_downlink_disagreements(counts)], broken=broken, more=more)
+    return LineAccount(parts, [*_downlink_disagreements(counts)], more=more)
 
 
 def _downlink_disagreements(counts: Counter[str]) -> Iterator[str]:

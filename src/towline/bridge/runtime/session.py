@@ -203,19 +203,12 @@ def check_new_executors(spark: SparkSession, bridge: Bridge) -> None:
     """Check the executors that were not checked before; none with a local master. Raises as `check_executors`."""
     from towline.spark.executors import check_executors  # noqa: PLC0415 - loads PySpark
 
-    check_executors(spark, shared_directories=shared_directories(bridge), files=task_files(bridge))
-
-
-def task_files(bridge: Bridge) -> list[str]:
-    """Return the files that tasks read on their machine: secrets and certificates of the Kafka client."""
     settings = bridge.kafka.client_settings()
     names = (name for name in settings if name.endswith(".file") or name in _CERTIFICATES)
-    return [settings[name] for name in names if settings[name] != _PROBE]
-
-
-def shared_directories(bridge: Bridge) -> list[Path]:
-    """Return the directories that tasks and driver share: the state of lines that drop repeats."""
-    return [bridge.state_dir] if any(line.dedupe_window for line in bridge.uplinks) else []
+    files_of_tasks = [settings[name] for name in names if settings[name] != _PROBE]
+    # Tasks and driver share the state of lines that drop repeats.
+    directories = [bridge.state_dir] if any(line.dedupe_window for line in bridge.uplinks) else []
+    check_executors(spark, shared_directories=directories, files=files_of_tasks)
 
 
 # -- environment of the driver process ---------------------------------------------------------------------------------
