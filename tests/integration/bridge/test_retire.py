@@ -77,7 +77,7 @@ def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
     assert 'line "line" was removed from bridge.toml, and 77 acknowledged messages wait in' in err
     assert not (before.state_dir / "other" / "inbox").exists(), "nothing was started"
 
-    assert pause(before.state_dir / "line")
+    pause(before.state_dir / "line")
     command = [sys.executable, "-m", "towline", "retire", str(bridge.file), "line", "--idle", "1"]
     own = {**os.environ, "SPARK_HOME": str(Path(pyspark.__file__).parent)}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=own) as process:

@@ -125,7 +125,7 @@ def test_a_line_from_its_start_to_its_end(watched: Watched, monkeypatch: pytest.
         assert not any("keeps the session" in text for text in supervisor._final_report())
         watched.answers(**{"drain": None, **{name: FACTS[name] for name in ("session_kept_s", "state")}})
     (failure, _) = watched.fails("java.io.IOException: No space left on device")[0].split("\n")
-    line = f"{LINE}   receiving, query waiting to retry   {account}   in 0/s   out 0/s   lag 1.0 s   batch 41 ms"
+    line = f"{LINE}   receiving, query waiting to retry   {account}   in 0/s   out 0/s   lag 1.0 s"
     title = "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly"
     assert redrawn(watched, 300) == [title, line, f"  ! {failure}"]
     narrow = redrawn(watched, 80)

@@ -638,9 +638,8 @@ class DriverSupervisor(ChildSupervisor):
 
     def _on_progress(self, report: dict[str, Any]) -> None:
         view = self._state.lines[report["line"]]
-        view.batch_ms = int(report["millis"].get("triggerExecution", 0))
         view.batch_at = float(report["at"])
-        view.batches.observe(view.batch_ms / 1000)
+        view.batches.observe(report["millis"].get("triggerExecution", 0) / 1000)
         if view.query_error is not None:
             self._state.add_event(f'line "{view.name}": runs again')
         view.query_error = None

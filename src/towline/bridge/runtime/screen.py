@@ -149,8 +149,7 @@ class LiveScreen:
         title = f"bridge {state.name}   spark {state.spark}   kafka {kafka}   Ctrl-C ends it cleanly"
         texts, width = [(title, "bold")], self._console.width
         for view in state.lines.values():
-            batch = f"   batch {view.batch_ms:,} ms" if view.batch_ms else ""
-            texts.append((f"{line_summary(view, state.spark)}{batch}", ""))
+            texts.append((line_summary(view, state.spark), ""))
             if error := view.gateway_error or view.query_error:
                 texts.append((f"  ! {error}", "red"))
         # A Text, not a str: rich reads [brackets] of a str as markup.

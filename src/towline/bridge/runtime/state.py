@@ -60,7 +60,7 @@ _ACCOUNTS: Final[Mapping[str, tuple[str, Callable[[LineNotes, Mapping[str, Any]]
 #: Attributes of a bridge, and of a line's view, that are written to ``bridge.json`` unchanged.
 _SAVED_BRIDGE_FIELDS: Final = ("outcomes", "spark_restarts", "kafka", "kafka_error", "kafka_insecure")
 _SAVED_LINE_FIELDS: Final = (
-    *("direction", "query", "heard", "gateway_error", "query_error", "remarks", "batch_ms"),
+    *("direction", "query", "heard", "gateway_error", "query_error", "remarks"),
     *("behind", "hidden", "gateways", "access"),
 )
 
@@ -100,8 +100,6 @@ class LineView:
     #: Failures of the query and restarts of the gateway since the bridge started.
     restarts: int = 0
     gateway_restarts: int = 0
-    #: Duration of the last batch, in milliseconds.
-    batch_ms: int = 0
     #: Rates of received and of completed messages.
     rate_meter: RateMeter = field(default_factory=lambda: RateMeter(RATE_WINDOW_S))
     #: Status before the last one; at first the last status of a former bridge process.
@@ -276,23 +274,21 @@ def read_state(state_dir: Path) -> dict[str, Any] | None:
 # -- requests --------------------------------------------------------------------------------------------------------
 
 
-def pause(directory: Path, by: str = "") -> bool:
-    """Pause a line durably, by default as this process's user; return False if it was paused before, without a change.
+def pause(directory: Path, by: str = "") -> None:
+    """Pause a line durably, by default as this process's user; a paused line is not changed.
 
     Raises:
         ConfigError: TL-C25, the directory can't be used; TL-J23, it belongs to another user.
         GatewayError: TL-B64, the file can't be written; TL-B59, this user may not read it.
     """
-    if is_new := read_pause(directory) is None:
+    if read_pause(directory) is None:
         _write_request(directory / PAUSED_FILE, json.dumps({"at": time.time(), "by": by or user_name(os.geteuid())}))
-    return is_new
 
 
-def resume(directory: Path) -> bool:
-    """End the pause of a line durably; return False if it was not paused. Raises as `pause`."""
-    if was_paused := read_pause(directory) is not None:
+def resume(directory: Path) -> None:
+    """End the pause of a line durably, if there is one. Raises as `pause`."""
+    if read_pause(directory) is not None:
         _write_request(directory / PAUSED_FILE, None)
-    return was_paused
 
 
 def read_pause(directory: Path) -> dict[str, Any] | None:
