@@ -8,6 +8,7 @@ import logging
 import time
 import unicodedata
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,10 +128,8 @@ def test_dlq_show(
 def test_dlq_replay(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
 ) -> None:
-    def replay(*arguments: Any, **_: object) -> None:
-        counts: deadletters.ReplayCounts = arguments[2]
-        counts.replayed_by_topic[HOSTILE] = 1
-        counts.dead_by_reason[HOSTILE] = 1
+    def replay(*_: object, **__: object) -> Iterator[deadletters.RemapResult]:
+        return iter([(HOSTILE, None, None, -1, None, None, 0, None), HOSTILE])
 
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)

@@ -449,58 +449,33 @@ _BYTES_PER_TRANSACTION: Final = 16 * 1024 * 1024
 _TRANSACTION_TIMEOUT_S: Final = 60  #: Time-out of a transaction in seconds; then the broker aborts it.
 
 
-@dataclass(slots=True)
-class ReplayCounts:
-    """Counts of replays or dry runs: replayed letters by topic, filtered letters, remaining letters by reason."""
-
-    replayed_by_topic: Counter[str] = field(default_factory=Counter)
-    filtered_count: int = 0
-    dead_by_reason: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def total(self) -> int:
-        """Number of letters processed."""
-        return self.replayed_by_topic.total() + self.filtered_count + self.dead_by_reason.total()
-
-    def add(self, result: RemapResult) -> None:
-        """Count the result of one dead letter."""
-        if isinstance(result, str):
-            self.dead_by_reason[result] += 1
-        elif result is None:
-            self.filtered_count += 1
-        else:
-            self.replayed_by_topic[result[0]] += 1
-
-
 def replay(
     letter_topic: DeadLetterTopic,
     spark: Callable[[], SparkSession],
-    counts: ReplayCounts,
     *,
     line: str | None = None,
     reason: Reason | None = None,
     limit: int | None = None,
     dry_run: bool = False,
-) -> None:
-    """Replay the dead letters of a topic, each at most once, also over crashes; add to the counts.
+) -> Iterator[RemapResult]:
+    """Replay the dead letters of a topic, each at most once, also over crashes; yield their results after each commit.
 
-    `spark` creates a session for routes with SQL. At most `limit` letters are counted; a `dry_run` writes nothing.
+    `spark` creates a session for routes with SQL. At most `limit` results are yielded; a `dry_run` writes nothing.
 
     Raises:
         KafkaError: TL-K01; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: letters without a
             commit wait as before.
     """
     mappers = {owner.name: LetterMapper(owner, spark) for owner in letter_topic.lines.values()}
-    letters, last_total = letter_topic.waiting_letters(line, reason), sys.maxsize if limit is None else limit
-    # Counted after fencing: a letter that seems to wait may have been replayed (see `still_waiting`).
-    while batch := _next_letters(letters, min(last_total - counts.total, LETTERS_PER_TRANSACTION)):
+    letters, remaining = letter_topic.waiting_letters(line, reason), sys.maxsize if limit is None else limit
+    while batch := _next_letters(letters, min(remaining, LETTERS_PER_TRANSACTION)):
         with contextlib.nullcontext() if dry_run else contextlib.closing(_ReplayWriter(letter_topic)) as writer:
             batch = letter_topic.still_waiting(batch) if writer else batch
             results = _remap_letters(letter_topic, mappers, batch)
             if writer:
                 writer.write(letter_topic.topic, batch, results)
-        for result in results:
-            counts.add(result)
+        remaining -= len(results)  # after fencing: a letter that seems to wait may have been replayed
+        yield from results
 
 
 def _next_letters(letters: Iterator[StoredLetter], limit: int) -> list[StoredLetter]:

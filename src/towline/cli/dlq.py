@@ -80,14 +80,20 @@ def replay(
     from towline.bridge import deadletters  # noqa: PLC0415
 
     bridge = load_bridge(file)
-    selection: dict[str, Any] = {"line": bridge.line(line).name if line else None, "reason": reason, "limit": limit}
-    total, topics = deadletters.ReplayCounts(), deadletters.dead_letter_topics(bridge)
+    options: dict[str, Any] = {"line": bridge.line(line).name if line else None, "reason": reason, "dry_run": dry_run}
+    topics, replayed, dead, filtered = deadletters.dead_letter_topics(bridge), Counter[str](), Counter[str](), 0
     for topic in topics:
-        deadletters.replay(topic, partial(_session, bridge), total, **selection, dry_run=dry_run)
-    result = {"dry_run": dry_run, "replayed": dict(total.replayed_by_topic), "filtered": total.filtered_count}
-    result |= {"dead": dict(total.dead_by_reason), **_unowned_records(topics)}
+        remaining = None if limit is None else limit - replayed.total() - dead.total() - filtered
+        for letter_result in deadletters.replay(topic, partial(_session, bridge), limit=remaining, **options):
+            if letter_result is None:
+                filtered += 1
+            elif isinstance(letter_result, str):
+                dead[letter_result] += 1
+            else:
+                replayed[letter_result[0]] += 1
+    result = {"dry_run": dry_run, "replayed": replayed, "filtered": filtered, "dead": dead, **_unowned_records(topics)}
     print_result(result, _replay_lines(result), as_json=as_json)
-    if total.dead_by_reason:
+    if dead:
         raise typer.Exit(1)
 
 

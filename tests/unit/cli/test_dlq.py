@@ -34,12 +34,10 @@ def test_a_limit_is_for_all_topics_together(
     topics = [fake_topic(name) for name in ("one", "other", "third")]
     given: list[int] = []
 
-    def replay(*given_first: Any, limit: int, dry_run: bool, **_: object) -> None:
-        counts: deadletters.ReplayCounts = given_first[-1]
-        given.append(limit - counts.total)
-        counts.replayed_by_topic["t"] += 1
-        counts.filtered_count += 1
+    def replay(*_: object, limit: int, dry_run: bool, **__: object) -> Iterator[deadletters.RemapResult]:
+        given.append(limit)
         assert not dry_run
+        return iter([("t", None, None, -1, None, None, 0, None), None])
 
     monkeypatch.setattr(deadletters, "dead_letter_topics", lambda _bridge: topics)
     monkeypatch.setattr(deadletters, "replay", replay)
