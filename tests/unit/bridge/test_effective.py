@@ -10,7 +10,7 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import Bridge
-from towline.bridge.runtime.effective import effective_settings
+from towline.bridge.runtime.effective import line_settings
 from towline.bridge.uplink.query import UplinkQuery
 from towline.kafka import producers
 from towline.kafka.producers import TransactionalProducer
@@ -75,7 +75,7 @@ def bridge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bridge:
 
 
 def shown(bridge: Bridge, line: str, head: str) -> dict[str, tuple[str, str]]:
-    rows = effective_settings(bridge)[line][head]
+    rows = dict(line_settings(bridge, bridge.line(line)))[head]
     return {row["name"]: (row["value"], row["source"].replace("bridge.toml:", "")) for row in rows}
 
 

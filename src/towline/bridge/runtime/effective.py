@@ -43,18 +43,14 @@ _MAX_VALUE_WIDTH: Final = 24
 Setting: TypeAlias = dict[str, str]
 
 
-def effective_settings(bridge: Bridge) -> dict[str, dict[str, list[Setting]]]:
-    """Return all settings of all lines as JSON values: line → client → settings."""
-    document = Document.reread(bridge.file, Path(bridge.file.name))
-    return {line.name: dict(_line_settings(bridge, line, document)) for line in bridge.lines}
-
-
 def _setting(document: Document, name: str, value: object, source: str) -> Setting:
     key = _KAFKA_KEYS.get(name, name.rpartition(".")[2])
     return {"name": name, "value": _value_text(document.restore_references(value, key)), "source": source}
 
 
-def _line_settings(bridge: Bridge, line: Uplink | Downlink, document: Document) -> Iterator[tuple[str, list[Setting]]]:
+def line_settings(bridge: Bridge, line: Uplink | Downlink) -> Iterator[tuple[str, list[Setting]]]:
+    """Yield the name of each client of a line, and its settings."""
+    document = Document.reread(bridge.file, Path(bridge.file.name))
     for gateway in line.all_gateways:
         member_text = f" of {gateway.name}" if gateway.share else ""
         yield f"MQTT{member_text}", list(_mqtt_settings(line, gateway, document))
@@ -129,10 +125,10 @@ def _value_text(value: object) -> str:
 
 def settings_lines(bridge: Bridge) -> Iterator[str]:
     """Yield the settings of all lines as text, not yet escaped."""
-    for line, client_settings in effective_settings(bridge).items():
-        for client_name, rows in client_settings.items():
+    for line in bridge.lines:
+        for client_name, rows in line_settings(bridge, line):
             widths = [max((len(row[key]) for row in rows), default=0) for key in ("name", "value")]
             name_width, value_width = widths[0], min(widths[1], _MAX_VALUE_WIDTH)
-            yield from ("", f'▸ line "{line}"   {client_name}')
+            yield from ("", f'▸ line "{line.name}"   {client_name}')
             for row in rows:
                 yield f"  {row['name']:{name_width}}  {row['value']:{value_width}}   {row['source']}"
