@@ -24,7 +24,6 @@ from towline.bridge.runtime.reload import Reloader
 from towline.bridge.runtime.state import (
     APPLIED,
     REFUSED,
-    RELOAD_FILE,
     RESTART_FILE,
     UNCHANGED,
     UNDER_WAY,
@@ -257,7 +256,7 @@ def test_the_answer_is_that_of_a_reload_that_began_after_the_question(
 
     monkeypatch.setattr(state_module, "poll_until", poll)
     assert request_reload(asked_from_outside, only)["outcome"] == REFUSED
-    requests = [asked_from_outside.state_dir / one for one in (RELOAD_FILE, f"up/{RESTART_FILE}")]
+    requests = [asked_from_outside.state_dir / one for one in (RESTART_FILE, f"up/{RESTART_FILE}")]
     assert [*map(consume_request, requests)] == [not only, bool(only)]
 
 
@@ -276,6 +275,6 @@ def test_without_a_bridge_that_can_reload_nothing_is_sent(asked_from_outside: Br
         (asked_from_outside.state_dir / "bridge.json").write_text(json.dumps({**said, **more}))
         with pytest.raises(TowlineError, match=words):
             request_reload(asked_from_outside, name)
-    assert not (asked_from_outside.state_dir / RELOAD_FILE).exists()
+    assert not (asked_from_outside.state_dir / RESTART_FILE).exists()
     with pytest.raises(ConfigError, match=r"no answer.*TL-C178"):
         request_reload(asked_from_outside, timeout_s=0.1)

@@ -2,9 +2,8 @@
 
 The bridge writes its state to ``bridge.json``. Requests are files, which it checks at every tick:
 
-    .reload        removed when the reload begins
-    NAME/paused    {"at": SECONDS, "by": NAME}; while it exists the query of the line does not run
-    NAME/restart   removed when the restart begins
+    .restart, NAME/.restart   a reload, and the restart of a line; removed when it begins
+    NAME/paused               {"at": SECONDS, "by": NAME}; while it exists the query of the line does not run
 
 A pause survives restarts. It may be requested while no bridge runs, or before the first start of the line.
 """
@@ -38,9 +37,8 @@ from towline.version import revision, version
 
 BRIDGE_FILE: Final = "bridge.json"
 PAUSED_FILE: Final = "paused"
-RESTART_FILE: Final = "restart"
-#: In the state directory; not a legal name of a line.
-RELOAD_FILE: Final = ".reload"
+#: Not a legal name of a line.
+RESTART_FILE: Final = ".restart"
 #: States of a query: its line is paused; stopped during a reload; failed permanently.
 PAUSED, HELD, STOPPED = "paused", "held for a reload", "stopped"
 #: Outcomes of a reload or restart.
@@ -306,7 +304,7 @@ def read_pause(directory: Path) -> dict[str, Any] | None:
 
 
 def request_restart(directory: Path) -> None:
-    """Request the restart of a line by the running bridge. Raises as `pause`."""
+    """Request the restart of a line, or with the bridge's state directory a reload. Raises as `pause`."""
     _write_request(directory / RESTART_FILE, "")
 
 
@@ -385,7 +383,7 @@ def request_reload(bridge: Bridge, line: str = "", timeout_s: float = _RELOAD_TI
     if line and bridge.line(line).name not in state["lines"]:
         remedy = "Add it with towline reload."
         raise GatewayError("TL-B65", str(state_dir), f'the running bridge has no line "{line}" yet', remedy)
-    _write_request(state_dir / line / RESTART_FILE if line else state_dir / RELOAD_FILE, "")
+    request_restart(state_dir / line)
 
     def read_outcome() -> dict[str, Any] | None:
         outcome: dict[str, Any] = _read_running_state(bridge)["outcomes"].get(line, {})

@@ -28,7 +28,7 @@ from towline.bridge.runtime.child_supervisors import (
 )
 from towline.bridge.runtime.reload import Reloader
 from towline.bridge.runtime.screen import Screen, line_state
-from towline.bridge.runtime.state import RELOAD_FILE, RESTART_FILE, BridgeState, consume_request
+from towline.bridge.runtime.state import RESTART_FILE, BridgeState, consume_request
 from towline.errors import ConfigError, TowlineError
 from towline.gateway.launch import open_state_lock
 from towline.kafka.clientconfig import insecure_settings
@@ -140,8 +140,8 @@ class Supervisor:
     def _watch(self) -> TowlineError | None:
         """Show the account until a stop is requested; return an error that stops the bridge."""
         saved_at = 0.0
-        for request in (RELOAD_FILE, *(f"{name}/{RESTART_FILE}" for name in self._gateways)):  # done by this start
-            consume_request(self._bridge.state_dir / request)
+        for name in ("", *self._gateways):  # done by this start
+            consume_request(self._bridge.state_dir / name / RESTART_FILE)
         while not self._interrupts:
             now = time.monotonic()
             if now - saved_at >= 1.0:
@@ -159,11 +159,11 @@ class Supervisor:
     def _start_requests(self) -> None:
         """Start a requested reload or restart; requests during a reload wait, and equal ones are merged."""
         self._driver.apply_pauses()
-        state_dir, reload_requested = self._bridge.state_dir, self._reload_requested
-        self._reload_requested = False
-        reload_requested |= consume_request(state_dir / RELOAD_FILE)
-        restarts = (name for name in self._state.lines if consume_request(state_dir / name / RESTART_FILE))
-        if (line := "" if reload_requested else next(restarts, None)) is not None:
+        names, state_dir = ("", *self._state.lines), self._bridge.state_dir
+        requests = (name for name in names if consume_request(state_dir / name / RESTART_FILE))
+        if (line := next(requests, "" if self._reload_requested else None)) is not None:
+            if not line:
+                self._reload_requested = False
             self._reload_task = call_in_thread(partial(self._reloader.reload, line), "reload")
 
     def _update_screen(self) -> None:
