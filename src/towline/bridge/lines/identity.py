@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from towline import files
 from towline.bridge.config.model import CHECKPOINT, AnyLine, Bridge, Downlink, Uplink
@@ -196,7 +196,8 @@ LINE_FILE: Final = "line.json"
 TOPICS_FILE: Final = "dead-letter-topics"
 #: Directories of a gateway's journals: received, to be sent, refused by the broker.
 JOURNAL_DIRECTORIES: Final = ("inbox", "outbox", "refused")
-_LINE_ADAPTER: Final[TypeAdapter[Uplink | Downlink]] = TypeAdapter(Uplink | Downlink)
+#: Reader of a line that `model_dump` wrote; its errors show no values [I12].
+LINE_ADAPTER: Final = TypeAdapter[Uplink | Downlink](Uplink | Downlink, config=ConfigDict(hide_input_in_errors=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +349,7 @@ def current_or_former_line(bridge: Bridge, name: str) -> AnyLine:
     if any(line.name == name for line in bridge.lines) or not path.is_dir():
         return bridge.line(name)
     with contextlib.suppress(ValidationError):
-        line = _LINE_ADAPTER.validate_json(_read_text(path / LINE_FILE))
+        line = LINE_ADAPTER.validate_json(_read_text(path / LINE_FILE))
         if line.name == name:
             update = {"state_dir": path, "checkpoint": str(path / CHECKPOINT) if line.gateway.checkpoint else ""}
             return line.model_copy(update={"gateway": line.gateway.model_copy(update=update)})

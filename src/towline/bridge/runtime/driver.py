@@ -27,11 +27,11 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, Final, TextIO
 
-from pydantic import ConfigDict, TypeAdapter
 from pyspark.sql.streaming.query import StreamingQuery
 
 from towline.bridge.config.model import Bridge, Downlink, Uplink
 from towline.bridge.downlink.query import DownlinkQuery
+from towline.bridge.lines.identity import LINE_ADAPTER
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.runtime import sqlcheck
 from towline.bridge.runtime.child_supervisors import ensure_topics
@@ -72,9 +72,6 @@ def report_writer(stream: TextIO) -> Callable[..., None]:
             stream.flush()
 
     return report
-
-
-_LINE_ADAPTER = TypeAdapter[Uplink | Downlink](Uplink | Downlink, config=ConfigDict(hide_input_in_errors=True))
 
 
 def create_query(bridge: Bridge, line: Uplink | Downlink) -> UplinkQuery | DownlinkQuery:
@@ -278,12 +275,12 @@ class Driver:
                     runner.stop(time.monotonic() + BATCH_TIMEOUT_S)
                 self.report("held", line=command["hold"])
             elif "judge" in command:
-                lines = tuple(_LINE_ADAPTER.validate_python(fields) for fields in command["judge"])
+                lines = tuple(LINE_ADAPTER.validate_python(fields) for fields in command["judge"])
                 errors_by_line = sqlcheck.check_sql(self.bridge.model_copy(update={"lines": lines}), self.spark)
                 errors = [error.args for line_errors in errors_by_line.values() for error in line_errors.errors()]
                 self.report("judged", of=command["of"], mistakes=errors)
             else:
-                self._replace_line(_LINE_ADAPTER.validate_python(command["take"]))
+                self._replace_line(LINE_ADAPTER.validate_python(command["take"]))
 
     def _replace_line(self, line: Uplink | Downlink) -> None:
         """Replace the settings of a line and start its query, also if the query was stopped for good before."""
