@@ -94,8 +94,6 @@ def _foreign_failure(class_name: str, text: str, summary: str) -> tuple[str, str
     lines = _TASK_PREFIX.sub("", text).splitlines()
     first_line = next((line for line in lines if not _LINE_WITHOUT_TEXT.fullmatch(line)), (*lines, class_name)[0])
     detail = f"{error[1]} {cause or error[2]}" if error else cause or first_line
-    if error and error[1] == "JAVA_GATEWAY_EXITED":
-        detail = "Spark's JVM ended before it was ready"
     return "TL-B01", f"{summary}: {_shorten(detail)}", "See the driver's log.", False
 
 
