@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -183,7 +182,6 @@ def hostile_board(state_dir: Path) -> BridgeState:
         "broker": HOSTILE,
         "last_error": {"text": HOSTILE},
     }
-    view.sample_rates(time.monotonic())
     return state
 
 

@@ -67,11 +67,11 @@ def test_what_one_source_alone_has_is_named_so(notes: LineNotes, told: dict[str,
 
 
 def test_rates_and_lag(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = LineView("l", notes=LineNotes())
+    view = LineView("l")
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     for second in range(11):
-        view.status = status(second * 10, second * 10, max(0, second * 10 - 30), oldest=997.0)
-        view.sample_rates(float(second))
+        monkeypatch.setattr(time, "monotonic", lambda now=float(second): now)
+        view.update_status(status(second * 10, second * 10, max(0, second * 10 - 30), oldest=997.0), LineNotes())
         assert view.lag_s() == (3.0 if second else 0.0)
     assert view.rates() == (10.0, 10.0)
     view.status = status(100, 100, 100, oldest=997.0)

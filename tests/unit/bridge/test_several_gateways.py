@@ -125,15 +125,18 @@ def noted(
     return note.with_batch(number, BatchResult(counts, spans=messages.spans))
 
 
-def test_one_that_is_away_keeps_its_last_word_and_one_that_refuses_says_what_to_do() -> None:
+def test_one_that_is_away_keeps_its_last_word_and_one_that_refuses_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In the words of the bridge file: nobody gave an option of Spark's."""
     away = GatewayUnreachable("TL-G01", "/g2", "no gateway answers", "Start it.")
     one = {"name": "g1", "journal": "j1", "received": 12, "end": 12, "committed": 12, "state": "online", "oldest": 9.0}
     other = {"name": "g2", "journal": "j2", "received": 9, "end": 9, "committed": 4, "state": "online", "oldest": 3.5}
-    before = combine_statuses({"/g1": one, "/g2": other}, {}, now=1.0)
+    monkeypatch.setattr(time, "time", iter([100.0, 200.0, 300.0]).__next__)
+    before = combine_statuses({"/g1": one, "/g2": other}, {})
     assert (before["state"], before["received"], before["oldest"]) == ("online", 21, 3.5)
-    now = combine_statuses({"/g1": one, "/g2": away}, before, now=100.0)
-    later = combine_statuses({"/g1": one, "/g2": away}, now, now=200.0)
+    now = combine_statuses({"/g1": one, "/g2": away}, before)
+    later = combine_statuses({"/g1": one, "/g2": away}, now)
     assert later["gateways"]["g2"]["away_since"] == 100.0
     account = uplink_account(up({"j1": (0, 12), "j2": (0, 4)}), later)
     assert account.sum_text() == "received 21 = in Kafka 16 + waiting 5"
@@ -141,7 +144,7 @@ def test_one_that_is_away_keeps_its_last_word_and_one_that_refuses_says_what_to_
     assert text.startswith("gateway g2 unavailable since ")
     assert "away" not in combine_statuses({"/g1": one, "/g2": other}, later)["gateways"]["g2"]
     refused = GatewayError("TL-G40", "g2", "the token is missing", "gatewayTokenFile has to hold a line of it.")
-    said = combine_statuses({"/g2": refused}, {}, now=1.0)
+    said = combine_statuses({"/g2": refused}, {})
     assert uplink_account(LineNotes(), said).away[0].startswith("gateway /g2 refuses access since ")
     assert outage_problem("/g2", said["gateways"]["/g2"]).endswith(
         "its messages wait there: the token is missing. token_file of [gateway] has to hold a line of it.   [TL-G40]"

@@ -86,21 +86,20 @@ def wait_for_answers(
 
 
 def combine_statuses(
-    answers: Mapping[str, Mapping[str, Any] | GatewayError], previous: Mapping[str, Any], now: float | None = None
+    answers: Mapping[str, Mapping[str, Any] | GatewayError], previous: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Combine the statuses of a line's gateways, with the parts by name; an unavailable one has its last status.
 
     Args:
         answers: Status or error by the endpoint of each gateway.
         previous: Result of the previous call; it has the last statuses.
-        now: Seconds since 1970.
     """
     previous_parts = {part["at"]: (name, part) for name, part in (previous.get("gateways") or {}).items()}
     parts: dict[str, dict[str, Any]] = {}
     for endpoint, answer in answers.items():
         if isinstance(answer, GatewayError):
             name, status = previous_parts.get(endpoint, (endpoint, {}))
-            away_since = status.get(AWAY_SINCE) or (time.time() if now is None else now)
+            away_since = status.get(AWAY_SINCE) or time.time()
             is_refused = answer.code in ACCESS_ERROR_CODES  # only the user can fix that
             problem, remedy = with_file_keys(answer.problem), with_file_keys(answer.remedy) if is_refused else ""
             code = answer.code if is_refused else "TL-G54"

@@ -118,7 +118,8 @@ class LineView:
     def update_status(self, status: Mapping[str, Any], notes: LineNotes | None) -> None:
         """Store a new status of the gateway, and the batch totals that were read before it."""
         self.notes, self.status, self.heard = notes, status, time.time()
-        self.sample_rates(time.monotonic())
+        if account := self.account:
+            self.rate_meter.sample(time.monotonic(), account.received, account.received - account.pending)
 
     @property
     def is_silent(self) -> bool:
@@ -139,11 +140,6 @@ class LineView:
         account, is_stopped = make_account(self.notes, status), self.query == STOPPED and self.query_error is not None
         backlog = {"behind": self.behind, "hidden": self.hidden} if self.direction == "down" else {}
         return replace(account, stopped=is_stopped, more={**backlog, **account.more})
-
-    def sample_rates(self, now: float) -> None:
-        """Add the current message counts to the rate meter."""
-        if account := self.account:
-            self.rate_meter.sample(now, account.received, account.received - account.pending)
 
     def rates(self) -> tuple[float, float]:
         """Return messages a second in and out, over the last `RATE_WINDOW_S` seconds."""
