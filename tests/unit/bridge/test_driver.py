@@ -14,6 +14,8 @@ import pytest
 
 from tests.unit.bridge.spark_texts import TOPICS_GONE
 from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.bridge.test_recovery import DOWN
+from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.lines.identity import Identity
 from towline.bridge.runtime.driver import LineRunner, report_writer, step_all
 from towline.bridge.runtime.session import OBSERVE_SETTINGS, session_settings
@@ -59,11 +61,13 @@ def runner(host: Any, uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch) -> L
 
 
 def test_what_an_uplink_sets_is_no_other_lines_and_one_that_can_not_be_noted_is_stopped(
-    uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch
+    uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A downlink that starts after it still hands 64 MiB to its sink; a query unknown to its runner blocks the next."""
     name = "spark.sql.execution.arrow.maxBytesPerBatch"
     conf = {name: "64m"}
+    both = read(GOOD + DOWN, tmp_path)
+    downlink = DownlinkQuery(both, both.downlinks[0])
     done: list[object] = []
 
     def start() -> Any:
@@ -72,13 +76,14 @@ def test_what_an_uplink_sets_is_no_other_lines_and_one_that_can_not_be_noted_is_
 
     writer = MagicMock()
     writer.queryName().option().trigger().start = start
-    monkeypatch.setattr(uplink, "_prepare_writer", lambda _: (writer, Identity("telemetry", "plant-7.telemetry")))
-    spark: Any = SimpleNamespace(conf=SimpleNamespace(get=conf.get, set=conf.__setitem__, unset=conf.__delitem__))
-    uplink.line.gateway.state_dir.parent.mkdir()
-    uplink.line.gateway.state_dir.touch()
-    with pytest.raises(OSError, match="exists"):
-        uplink.start(spark)
-    assert (done, conf) == ([str((1 << 31) - 1), "stopped"], {name: "64m"})
+    spark: Any = SimpleNamespace(conf=SimpleNamespace(set=conf.__setitem__))
+    for query in (uplink, downlink):
+        monkeypatch.setattr(query, "_prepare_writer", lambda _: (writer, Identity("telemetry", "plant-7.telemetry")))
+        query.line.gateway.state_dir.parent.mkdir(exist_ok=True)
+        query.line.gateway.state_dir.touch()
+        with pytest.raises(OSError, match="exists"):
+            query.start(spark)
+    assert done == [str((1 << 31) - 1), "stopped", str(64 << 20), "stopped"]
 
 
 def test_spark_conf_does_not_have_tasks_counted_twice_and_a_suspended_machine_costs_no_jvm(tmp_path: Path) -> None:

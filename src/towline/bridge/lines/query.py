@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from towline.bridge.config.model import AnyLine, Bridge
+from towline.bridge.config.tables import DEFAULT_BATCH_BYTES
 from towline.bridge.lines.identity import IDENTITY_FILE, Identity
 from towline.bridge.lines.recovery import ResumeStep, reset_command, resume_step
 from towline.checkpoint import Checkpoint
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+_ARROW_BYTES_SETTING: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 #: Addresses for all interfaces.
 _WILDCARD_HOSTS: Final = ("0.0.0.0", "[::]")  # noqa: S104 - compared, never bound
 
@@ -61,8 +62,8 @@ class LineQuery(ABC, Generic[LineT]):
         line, checkpoint = self.line, self._repaired_checkpoint()
         writer, identity = self._prepare_writer(spark)
         writer = writer.queryName(line.name).option("checkpointLocation", str(line.checkpoint))
-        with _temporary_conf(spark, self._spark_conf()):
-            query = writer.trigger(**self._trigger()).start()
+        spark.conf.set(_ARROW_BYTES_SETTING, str(self._max_arrow_bytes()))  # a query copies the session's settings
+        query = writer.trigger(**self._trigger()).start()
         try:  # a query unknown to its runner would block the next start
             identity.update(line.gateway.state_dir, query=str(query.id))
             checkpoint.sync()  # else a power failure could leave an identity without its checkpoint
@@ -114,9 +115,9 @@ class LineQuery(ABC, Generic[LineT]):
         seconds = getattr(self.line, "trigger_interval_s", 0.0)  # the source of an uplink decides
         return {"once": True} if self._finish_only else {"processingTime": f"{seconds:g} seconds"}
 
-    def _spark_conf(self) -> dict[str, str]:
-        """Return the Spark settings of this query alone."""
-        return {}
+    def _max_arrow_bytes(self) -> object:
+        """Return the maximum size of an Arrow batch for a Python task of this query, in bytes or as Spark has it."""
+        return self.bridge.spark.conf.get(_ARROW_BYTES_SETTING, DEFAULT_BATCH_BYTES)
 
     @abstractmethod
     def _prepare_writer(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
@@ -144,16 +145,3 @@ def network_location(listen: ListenSettings, host: object = None) -> str:
     if listen_host not in _WILDCARD_HOSTS:
         return listen.location
     return f"{REMOTE_SCHEME}{host or socket.getfqdn()}:{port}"
-
-
-@contextmanager
-def _temporary_conf(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Set Spark settings while a query starts, which copies the session's settings; then restore them."""
-    previous_values = {name: spark.conf.get(name, None) for name in settings}
-    try:
-        for name, value in settings.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, previous_value in previous_values.items():
-            spark.conf.unset(name) if previous_value is None else spark.conf.set(name, previous_value)

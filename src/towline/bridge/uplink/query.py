@@ -158,7 +158,6 @@ def _reachable_routes(routes: Sequence[RouteSection], retired_routes: Iterable[R
             yield route, retired_at
 
 
-_ARROW_BYTES_SETTING: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 #: With this value Spark does not measure an Arrow batch after every row, a fifth of its CPU time
 #: (`BatchedPythonArrowInput.writeSizedBatch`). The gateway already limits the size of a micro-batch.
 _UNLIMITED_BYTES: Final = (1 << 31) - 1
@@ -187,9 +186,8 @@ class UplinkQuery(LineQuery[Uplink]):
         status = None if self.line.gateways else gateway_status(self.line.gateway.state_dir)
         return 0.0 if status is None else status.get("oldest")
 
-    def _spark_conf(self) -> dict[str, str]:
-        exceeds_batch = self.line.max_bytes_per_trigger > DEFAULT_BATCH_BYTES
-        return {_ARROW_BYTES_SETTING: str(DEFAULT_BATCH_BYTES if exceeds_batch else _UNLIMITED_BYTES)}
+    def _max_arrow_bytes(self) -> int:
+        return DEFAULT_BATCH_BYTES if self.line.max_bytes_per_trigger > DEFAULT_BATCH_BYTES else _UNLIMITED_BYTES
 
     def _prepare_writer(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         line, access = self.line, self.bridge.gateway.access()
