@@ -239,7 +239,7 @@ def test_what_another_guarantee_takes(tmp_path: Path, was: str, now: str, seen: 
 def test_a_batch_that_may_be_in_kafka_is_written_by_no_other_sink(tmp_path: Path) -> None:
     """What it was begun by is not known: its identity is gone, and the file's dedupe is another."""
     one = line(tmp_path, more=DEDUPE)
-    identity = Identity.of_new_line("plant-7", "telemetry")
+    identity = Identity("telemetry", "plant-7.telemetry")
     with pytest.raises(TowlineError, match=r"batch 8 was begun, and by other settings.*reset.*TL-C210"):
         resume(one, identity, on_disk(one, UNDECIDED))
     assert one.checkpoint.exists()

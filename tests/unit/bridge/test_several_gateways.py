@@ -215,7 +215,7 @@ def resumed(line: Uplink) -> Identity:
 
 def test_each_gateway_is_held_against_the_checkpoint(tmp_path: Path, two: tuple[Served, Served]) -> None:
     line, (one, other) = line_of(tmp_path), two
-    assert begin(line, Identity.of_new_line("plant-7", "telemetry")) == {"g1": 5, "g2": 5}
+    assert begin(line, Identity("telemetry", "plant-7.telemetry")) == {"g1": 5, "g2": 5}
     write(line, 3, g1=(one, 7), g2=(other, 5))
     found = {
         name: (journal.position and journal.position.offset, journal.committed_offset, journal.extent.end_offset)

@@ -56,14 +56,12 @@ class Identity:
     brokers: tuple[str, ...] = ()
 
     @classmethod
-    def of_new_line(cls, bridge: str, line: str) -> Identity:
-        """Return the identity of a line that never ran; equal names give equal sink ids, if the file is lost."""
-        return cls(line, f"{bridge}.{line}")
-
-    @classmethod
     def of_line(cls, bridge: Bridge, line: AnyLine) -> Identity:
-        """Return the identity of a line of a bridge; a new one before its first start. Raises as `read`."""
-        return cls.read(line.gateway.state_dir) or cls.of_new_line(bridge.name, line.name)
+        """Return the identity of a line of a bridge; before its first start, or if it is lost, by both names.
+
+        Raises as `read`.
+        """
+        return cls.read(line.gateway.state_dir) or cls(line.name, f"{bridge.name}.{line.name}")
 
     @classmethod
     def read(cls, state_dir: Path) -> Identity | None:
@@ -133,7 +131,7 @@ def assign_identities(bridge: Bridge) -> list[str]:
     notes = []
     for line in bridge.lines:
         former = identities.get(line.name)
-        identity = former or Identity.of_new_line(bridge.name, line.name)
+        identity = former or Identity.of_line(bridge, line)
         used_sinks = {saved_identity.sink for saved_identity in identities.values()}
         if not former and identity.sink in used_sinks:  # of another line that was reset
             identity = identity.reset(used_sinks)
