@@ -1,7 +1,8 @@
-"""Notes of a line as its checkpoint has them, without a checkpoint; and with one, for whoever reads the file."""
+"""Batches and notes of a line as its checkpoint has them, without a checkpoint; and with one, for whoever reads it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,30 @@ def down(records: int, spark: Mapping[str, int] | None = None, /, **counts: int)
     return LineNotes(BatchTotals(0, {"records": records, "sent": sent, **letters, **counts}), spark or {})
 
 
+def planned(checkpoint: Path, batch: int, offsets: Mapping[str, Any], *, done: bool = True, query: str = "q") -> None:
+    """A batch as Spark writes it down."""
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(offsets)}")
+    (checkpoint / "metadata").write_text(json.dumps({"id": query}))
+    if done:
+        committed(checkpoint, batch)
+
+
+def committed(checkpoint: Path, batch: int) -> None:
+    (checkpoint / "commits").mkdir(parents=True, exist_ok=True)
+    (checkpoint / "commits" / str(batch)).write_text("v1\n{}")
+
+
+def journals(**ends: Mapping[str, Any]) -> dict[str, Any]:
+    """Offsets of an uplink: how far each gateway was read."""
+    return {"gateways": ends, "tick": 0}
+
+
 def commit(directory: Path, notes: LineNotes) -> None:
     """Write them into the checkpoint of a line, whose batch is done."""
     checkpoint = directory / CHECKPOINT
-    (checkpoint / "commits").mkdir(parents=True, exist_ok=True)
     assert notes.totals is not None
-    (checkpoint / "commits" / str(notes.totals.batch)).write_text("v1\n{}")
+    committed(checkpoint, notes.totals.batch)
     SinkNote((notes.totals,)).write(Checkpoint(str(checkpoint)))
     if notes.spark_counts:
         spark = BatchTotals(notes.totals.batch, notes.spark_counts)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from tests.unit.bridge.noted import committed
 from towline.bridge.downlink.sink import DownlinkResult, DownlinkWriter, LetterSink
 from towline.bridge.lines.account import LineNotes, downlink_account
 from towline.bridge.messages import DEAD_LETTER_SCHEMA
@@ -69,8 +70,7 @@ class ModelDownlink:
                 )
                 self.writer.commit([answer], batch)
             elif step == "committed":
-                (self.directory / "commits").mkdir(exist_ok=True)
-                (self.directory / "commits" / str(batch)).touch()
+                committed(self.directory, batch)
                 self.committed = batch
             if step == kill_after:
                 return

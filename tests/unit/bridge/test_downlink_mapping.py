@@ -8,21 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.unit.bridge.noted import planned
 from tests.unit.bridge.test_downlink_file import GOOD, read
-from towline.bridge.config.model import Bridge, Downlink
+from towline.bridge.config.model import Bridge
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.lines.identity import Identity
 from towline.errors import ConfigError
 
-
-def checkpoint(line: Downlink, offsets: dict[str, Any], batch: int = 0, *, done: bool = True) -> None:
-    for log in ("offsets", "commits"):
-        (line.checkpoint / log).mkdir(parents=True, exist_ok=True)
-    text = f"v1\n{json.dumps({'batchWatermarkMs': 0})}\n{json.dumps(offsets)}"
-    (line.checkpoint / "offsets" / str(batch)).write_text(text)
-    if done:
-        (line.checkpoint / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
-    (line.checkpoint / "metadata").write_text('{"id":"q"}')
+READ = {"commands": {"0": 12}}
 
 
 def mapping_of(bridge: Bridge) -> str:
@@ -34,7 +27,7 @@ def test_an_unfinished_batch_is_finished_with_its_settings(tmp_path: Path) -> No
     """All that decides about its rows is as it was, and what is to be done about a loss as the file says it now."""
     bridge = read(GOOD + 'where = "old"\nparallelism = 2\ndead_letter_topic = "dead"\n', tmp_path)
     (before,) = bridge.downlinks
-    checkpoint(before, {"commands": {"0": 12}}, done=False)
+    planned(before.checkpoint, 0, READ, done=False)
     Identity("commands", "plant-7.commands", query="q", mapping=mapping_of(bridge)).save(before.gateway.state_dir)
     new = GOOD + 'where = "new"\nguarantee = "exactly_once"\non_data_loss = "go_on"\n'
     bridge = read(new.replace('guarantee = "at_least_once"\n', ""), tmp_path)
@@ -43,7 +36,7 @@ def test_an_unfinished_batch_is_finished_with_its_settings(tmp_path: Path) -> No
     assert (former.line.where, former.line.guarantee, former.line.parallelism) == ("old", before.guarantee, 2)
     assert (former.line.dead_letter_topic, former.line.on_data_loss) == ("dead", "go_on")
     assert former._trigger() == {"once": True}, "and then the file counts"
-    checkpoint(before, {"commands": {"0": 12}})
+    planned(before.checkpoint, 0, READ)
     assert query.query_to_start().line == query.line
     assert query.query_to_start()._trigger() != {"once": True}
 
@@ -53,11 +46,11 @@ def test_an_unfinished_batch_with_refused_settings_needs_a_reset(tmp_path: Path)
     (line,) = bridge.downlinks
     mapping = json.dumps(json.loads(mapping_of(bridge)) | {"where": "'{key}' = 'a'"})
     Identity("commands", "plant-7.commands", query="q", mapping=mapping).save(line.gateway.state_dir)
-    checkpoint(line, {"commands": {"0": 12}}, done=False)
+    planned(line.checkpoint, 0, READ, done=False)
     query = DownlinkQuery(bridge, line)
     with pytest.raises(ConfigError, match=r"towline reset .*TL-C210"):
         query.query_to_start()
-    checkpoint(line, {"commands": {"0": 12}})
+    planned(line.checkpoint, 0, READ)
     assert query.query_to_start().line == line
 
 

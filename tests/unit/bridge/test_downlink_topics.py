@@ -15,8 +15,8 @@ from confluent_kafka import Uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.bridge.noted import planned
 from tests.unit.bridge.test_downlink_file import GOOD, read
-from tests.unit.bridge.test_downlink_mapping import checkpoint
 from towline.bridge.config.model import Bridge, Downlink
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.lines.identity import Identity
@@ -99,8 +99,8 @@ def test_a_deleted_topic_stops_a_line_only_where_records_were_unread(
     if done is None:
         begin(line, second)
     else:
-        checkpoint(line, ends(first))
-        checkpoint(line, ends(second), 1, done=done)
+        planned(line.checkpoint, 0, ends(first))
+        planned(line.checkpoint, 1, ends(second), done=done)
     kafka_has(monkeypatch, oldest, t_a="A", other="O")
     if lost:
         with pytest.raises(KafkaError, match=r"TL-B06") as caught:
@@ -117,7 +117,7 @@ def test_a_missing_configured_topic_is_an_error_and_a_removed_one_a_remark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic'), tmp_path)
-    checkpoint(bridge.downlinks[0], ends({"commands": 1, "former": 5}))
+    planned(bridge.downlinks[0].checkpoint, 0, ends({"commands": 1, "former": 5}))
     kafka_has(monkeypatch, commands="A", former="B")
     with pytest.raises(KafkaError, match=r"reads more, and Kafka has no such topic. Create it.*TL-B03"):
         check(bridge)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bridge.noted import commit, up
+from tests.unit.bridge.noted import commit, committed, up
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.bridge.test_downlink_file import GOOD as DOWN
 from towline.bridge.config.model import CHECKPOINT
@@ -23,9 +23,9 @@ from towline.spark.sink_note import BatchResult, BatchTotals, SinkNote, Span
 def noted(checkpoint: Path, batch: int, **counts: int) -> None:
     """The sink notes a batch, and Spark commits it."""
     logs = Checkpoint(str(checkpoint))
-    (checkpoint / "commits").mkdir(parents=True, exist_ok=True)
+    checkpoint.mkdir(parents=True, exist_ok=True)
     SinkNote.read(logs).with_batch(batch, BatchResult(Counter(counts))).write(logs)
-    (checkpoint / "commits" / str(batch)).write_text("v1\n{}")
+    committed(checkpoint, batch)
 
 
 @pytest.mark.parametrize("text", ["{", '{"totals":[{"batch":"x"}]}'])

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.bridge.noted import journals, planned
 from tests.unit.bridge.oracle import becomes, taker
 from towline.bridge import routes as module
 from towline.bridge.config.tables import RouteSection
@@ -289,10 +290,8 @@ def test_a_key_that_alone_tells_repeats_has_to_be_there() -> None:
 
 def batch_result(place: Path, answers: list[KafkaTaskResult], **more: str) -> BatchResult:
     """Of a line whose batch 3 begins at offset 5 and ends at 15."""
-    (place / "offsets").mkdir()
     for number, offset in ((2, 5), (3, 15)):
-        end = {"gateways": {"plant": {"journal": "j", "offset": offset}}, "tick": 0}
-        (place / "offsets" / str(number)).write_text(f"v1\n{{}}\n{json.dumps(end)}")
+        planned(place, number, journals(plant={"journal": "j", "offset": offset}), done=False)
     delivery: Any = SimpleNamespace(settings=SimpleNamespace(sink_id="s", parallelism=1))
     options = {"routes": "", "dedupes": "", "empty": "", **more}
     return LineWriter(delivery, str(place), options)._batch_result(answers, 3, SinkNote())

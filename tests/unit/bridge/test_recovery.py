@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.bridge.noted import journals, planned
 from tests.unit.bridge.test_config import GOOD, changed, read
 from towline.bridge.config.model import Downlink, Uplink
 from towline.bridge.lines import recovery
@@ -75,9 +76,8 @@ def written(one: Uplink | Downlink, **files: str) -> None:
 
 def batch(one: Uplink, number: int, end: int, *, done: bool = True, **more: str) -> None:
     """A batch of query q1."""
-    place = {"gateways": {"telemetry": {"journal": "j1", "offset": end, **more}}, "tick": 0}
-    entries = {f"offsets_{number}": f"v1\n{{}}\n{json.dumps(place)}", f"commits_{number}": "v1\n{}"}
-    written(one, metadata='{"id":"q1"}', **{name: entries[name] for name in [*entries][: 1 + done]})
+    place = {"journal": "j1", "offset": end, **more}
+    planned(one.checkpoint, number, journals(telemetry=place), done=done, query="q1")
 
 
 def on_disk(one: Uplink, seen: Seen) -> Checkpoint:
@@ -332,7 +332,8 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
 def test_a_downlink_that_finished_no_batch_begins_where_it_began(tmp_path: Path) -> None:
     """With ``latest`` its successor would begin behind what it has not sent."""
     one = downlink(tmp_path)
-    written(one, offsets_0='v1\n{}\n{"commands":{"0":200}}', sources_0_0='\0v1\n{"commands":{"0":100}}')
+    planned(one.checkpoint, 0, {"commands": {"0": 200}}, done=False)
+    written(one, sources_0_0='\0v1\n{"commands":{"0":100}}')
     Identity("c", "plant-7.c", query="q1").save(one.gateway.state_dir)
     reset_line(one)
     assert saved(one).offsets == {"commands": {"0": 100}}
@@ -348,8 +349,7 @@ def test_beginning_again_goes_on_where_it_was_killed(
     if isinstance(one, Uplink):
         batch(one, 7, 700)
     else:
-        done = {"offsets_7": 'v1\n{}\n{"commands":{"0":200}}', "commits_7": "v1\n{}"}
-        written(one, metadata='{"id":"q1"}', **done)
+        planned(one.checkpoint, 7, {"commands": {"0": 200}}, query="q1")
     SinkNote((BatchTotals(7, spans={"j1": Span(0, 700)}),)).write(Checkpoint(str(one.checkpoint)))
     Identity(one.name, f"plant-7.{one.name}", query="q1").save(one.gateway.state_dir)
 

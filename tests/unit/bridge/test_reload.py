@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.bridge.noted import committed, journals, planned
 from tests.unit.bridge.test_config import read
 from towline.bridge.config.model import Bridge, Uplink
 from towline.bridge.lines.identity import Identity
@@ -188,14 +189,6 @@ def test_a_retired_route_keeps_what_it_drops_repeats_by(tmp_path: Path) -> None:
     assert [getattr(one.dedupe, "text", None) for one in made.routes] == ["{y}", None, "{z}"]
 
 
-def begin_batch(checkpoint: Path) -> None:
-    """A batch that was begun and is not done, as Spark writes it down."""
-    for log in ("offsets", "commits"):
-        (checkpoint / log).mkdir(parents=True)
-    (checkpoint / "metadata").write_text('{"id":"q"}')
-    (checkpoint / "offsets" / "0").write_text('v1\n{}\n{"gateways":{},"tick":0}')
-
-
 @pytest.mark.parametrize("more", ["parallelism = 3", DEDUPE, 'dead_letter_topic = "other"'])
 def test_a_batch_that_was_begun_is_finished_as_it_was(tmp_path: Path, more: str) -> None:
     """Its routes, `dedupe`, dead-letter topic and parts: some of them may be in Kafka."""
@@ -207,14 +200,14 @@ def test_a_batch_that_was_begun_is_finished_as_it_was(tmp_path: Path, more: str)
     began = UplinkQuery(first, first.uplinks[0]).query_to_start()
     assert began._mapping == ActiveRoutes.replacing(first.uplinks[0]).mapping
     identity = Identity.of_line(first, first.uplinks[0]).update(state_dir, parallelism=2, mapping=began._mapping)
-    begin_batch(checkpoint)
+    planned(checkpoint, 0, journals(), done=False)
     again = UplinkQuery(first, first.uplinks[0]).query_to_start()
     assert (again.line, again._trigger()) == (began.line, GOES_ON), "nothing has changed"
     finishing = UplinkQuery(second, second.uplinks[0]).query_to_start()
     assert finishing._trigger() == {"once": True}
     assert finishing.line.model_copy(update={"gateway": began.line.gateway}) == began.line
     assert Identity.of_line(first, first.uplinks[0]) == identity, "a kill here changes nothing of it"
-    (checkpoint / "commits" / "0").write_text("v1\n{}")
+    committed(checkpoint, 0)
     after = UplinkQuery(second, second.uplinks[0]).query_to_start()
     assert (taken(after.line), after.line.parallelism) == (["a/# two"], second.uplinks[0].parallelism)
     assert (after.line.dedupe_window, after._trigger()) == (second.uplinks[0].dedupe_window, GOES_ON)
@@ -235,7 +228,7 @@ def test_a_start_without_the_checkpoint_changes_nothing_of_what_a_batch_was_begu
     without = query.query_to_start()
     with pytest.raises(TowlineError, match="TL-B22"):
         check_resume(second, without.line, Identity.of_line(second, without.line), Checkpoint(str(first.checkpoint)))
-    begin_batch(first.checkpoint)
+    planned(first.checkpoint, 0, journals(), done=False)
     finishing = query.query_to_start()
     assert (finishing._trigger(), taken(finishing.line)) == ({"once": True}, ["a/# one"])
 
@@ -246,6 +239,6 @@ def test_routes_that_are_refused_now_are_not_forgotten_in_silence(tmp_path: Path
     noted(bridge.uplinks[0], "", '{"routes":[{"from":"a/#","topic":"one","former":1}]}')
     with pytest.raises(ConfigError, match=r"messages wait, with settings that this version refuses.*TL-C210"):
         UplinkQuery(bridge, bridge.uplinks[0]).query_to_start()
-    begin_batch(bridge.uplinks[0].checkpoint)
+    planned(bridge.uplinks[0].checkpoint, 0, journals(), done=False)
     with pytest.raises(ConfigError, match=r'a batch was begun.*"mapping": "".*reset.*TL-C210'):
         UplinkQuery(bridge, bridge.uplinks[0]).query_to_start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.bridge.noted import up
+from tests.unit.bridge.noted import journals, planned, up
 from tests.unit.bridge.test_config import changed, read, told
 from tests.unit.gateway.serving import Served, served
 from towline.bridge.config.model import Uplink
@@ -189,18 +188,11 @@ def line_of(directory: Path) -> Uplink:
 
 def write(line: Uplink, number: int, *, done: bool = True, **places: tuple[Served, int]) -> None:
     """A batch as Spark writes it down."""
-    ends = {
-        name: {
-            "journal": one.journal.journal_id,
-            "offset": end,
-            "incarnation": one.journal.incarnation_of(end),
-        }
-        for name, (one, end) in places.items()
-    }
-    for name, text in (("offsets", json.dumps({"gateways": ends, "tick": 0})), ("commits", "{}"))[: 1 + done]:
-        (line.checkpoint / name).mkdir(parents=True, exist_ok=True)
-        (line.checkpoint / name / str(number)).write_text(f"v1\n{{}}\n{text}")
-    (line.checkpoint / "metadata").write_text('{"id": "q1"}')
+    ends = {}
+    for name, (one, end) in places.items():
+        written_by = one.journal.incarnation_of(end)
+        ends[name] = {"journal": one.journal.journal_id, "offset": end, "incarnation": written_by}
+    planned(line.checkpoint, number, journals(**ends), done=done, query="q1")
 
 
 def begin(line: Uplink, identity: Identity) -> dict[str, int]:
