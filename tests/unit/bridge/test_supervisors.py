@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import signal
@@ -17,14 +16,10 @@ from typing import Any, Self
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.bridge.test_expected_screens import Watched
 from towline.bridge.runtime import child_supervisors
 from towline.bridge.runtime import supervisor as supervisor_module
-from towline.bridge.runtime.child_supervisors import (
-    ChildSupervisor,
-    DriverSupervisor,
-    GatewaySupervisor,
-    KafkaSupervisor,
-)
+from towline.bridge.runtime.child_supervisors import ChildSupervisor
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.supervisor import Supervisor, _handle_signals, _has_terminal
@@ -36,13 +31,8 @@ from towline.timing import Backoff
 
 
 @pytest.fixture
-def stopping() -> threading.Event:
-    return threading.Event()
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> BridgeState:
-    return BridgeState("plant", tmp_path, {"telemetry": "up"})
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
 
 
 class Failing(ChildSupervisor):
@@ -66,23 +56,21 @@ class Failing(ChildSupervisor):
 @pytest.mark.parametrize(
     ("error", "code"), [(OSError(errno.EAGAIN, "no process"), "TL-B32"), (RuntimeError("no thread"), "TL-B55")]
 )
-def test_a_part_is_run_again_whatever_went_wrong(
-    state: BridgeState, stopping: threading.Event, error: Exception, code: str
-) -> None:
-    child = Failing(state, stopping, error)
+def test_a_part_is_run_again_whatever_went_wrong(watched: Watched, error: Exception, code: str) -> None:
+    stopping = threading.Event()
+    child = Failing(watched.state, stopping, error)
     child.run()
     assert (child.codes, stopping.is_set()) == ([code], True)
 
 
 @pytest.mark.parametrize("how", ["drained", ""])
 def test_a_gateway_that_was_drained_is_not_started_again(
-    state: BridgeState, stopping: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """It would take part; one that was killed in its drain does."""
-    bridge = read(GOOD, tmp_path)
-    (line,) = bridge.uplinks
-    directory, client_id = line.gateway.state_dir, line.gateway.mqtt_client_id
-    directory.mkdir(parents=True)
+    child, settings = watched.gateway, watched.line.gateway
+    directory, client_id = settings.state_dir, settings.mqtt_client_id
+    directory.mkdir()
     record_client_session(directory, client_id, "mqtt://b:1883")
     if how:
         record_session_end(directory, client_id, how)
@@ -94,7 +82,7 @@ def test_a_gateway_that_was_drained_is_not_started_again(
         def __enter__(self) -> Self:
             starts.append(1)
             if len(starts) == 2:
-                stopping.set()
+                child._stopping.set()
             return self
 
         def __exit__(self, *_: object) -> None:
@@ -106,37 +94,30 @@ def test_a_gateway_that_was_drained_is_not_started_again(
             self.said = True
             return {"state": "online", "drain": "waiting for commits"}
 
-    child = GatewaySupervisor(line, bridge, state, stopping)
     monkeypatch.setattr(child_supervisors, "ensure_running", lambda *_, **__: Leaving())
-    monkeypatch.setattr(child_supervisors, "STATUS_POLL_S", 0.0)
-    child._backoff = Backoff(first_s=0.0, max_s=0.0)
     child.run()
     assert (len(starts), child.fatal_error and child.fatal_error.code) == ((1, "TL-G55") if how else (2, None))
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_the_bridge_ends_its_gateway_and_no_process_that_has_its_pid_here(
-    state: BridgeState, stopping: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
     """In a container that was made anew the bridge has the pid it had, and what it left behind tells of pids there."""
-    bridge = read(GOOD, tmp_path)
-    child, directory = GatewaySupervisor(bridge.lines[0], bridge, state, stopping), bridge.lines[0].gateway.state_dir
-    directory.mkdir(parents=True)
+    directory = watched.line.gateway.state_dir
+    directory.mkdir()
     mark = ProcessIdentity.of(os.getpid())
     host = f"{mark.host}-before" if elsewhere else mark.host
     left = GatewayEndpoint("grpc+unix:///none", mark.pid, mark.started, host, "plant", "j", "now")
     replace(left, owner_pid=os.getpid()).write(directory)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *args: sent.append(args))
-    child.end(0.0)
+    watched.gateway.end(0.0)
     assert sent == ([] if elsewhere else [(mark.pid, signal.SIGTERM), (mark.pid, signal.SIGKILL)])
 
 
-def test_a_secret_that_is_gone_while_kafka_is_away_ends_no_bridge_that_runs(
-    state: BridgeState, stopping: threading.Event, tmp_path: Path
-) -> None:
-    child = KafkaSupervisor(read(GOOD, tmp_path), state, stopping)
-    child._backoff = Backoff(first_s=0.0, max_s=0.0)
+def test_a_secret_that_is_gone_while_kafka_is_away_ends_no_bridge_that_runs(watched: Watched) -> None:
+    child, state = watched.kafka, watched.state
     gone = ConfigError("TL-C46", "kafka", "the file can not be read", "Mend it.")
     child.ready.set()
     child._handle_failure(gone)
@@ -146,16 +127,12 @@ def test_a_secret_that_is_gone_while_kafka_is_away_ends_no_bridge_that_runs(
     assert child.fatal_error is gone, "before the start it is a mistake of the file"
 
 
-def test_a_report_that_can_not_be_read_ends_nothing(
-    state: BridgeState, stopping: threading.Event, tmp_path: Path
-) -> None:
-    bridge = read(GOOD, tmp_path)
-    child = DriverSupervisor(bridge, state, KafkaSupervisor(bridge, state, stopping), stopping)
+def test_a_report_that_can_not_be_read_ends_nothing(watched: Watched) -> None:
     for report in ('{"kind": "started", "line": "nobody"}', '{"kind": "progress", "line": "telemetry"}', "[]", "{"):
-        child._handle_report(report)
-    child._handle_report(json.dumps({"kind": "started", "line": "telemetry"}))
-    assert state.lines["telemetry"].query == "running"
-    assert sum("[TL-B55]" in text for text in state.take_events()) == 4
+        watched.spark._handle_report(report)
+    events = watched.reports("started")
+    assert watched.state.lines["telemetry"].query == "running"
+    assert sum("[TL-B55]" in text for text in events) == 4
 
 
 def test_a_bridge_ends_when_none_of_its_lines_can_go_on(tmp_path: Path) -> None:
