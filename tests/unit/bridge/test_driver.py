@@ -31,17 +31,13 @@ def uplink(tmp_path: Path) -> UplinkQuery:
     return UplinkQuery(bridge, bridge.uplinks[0])
 
 
-class Host:
-    """The driver, as far as a runner goes, and what it reports."""
+class Runner(LineRunner):
+    """With a driver that goes as far as a runner needs it, and has what is reported."""
 
-    spark = None
-
-    def __init__(self) -> None:
+    def __init__(self, uplink: UplinkQuery) -> None:
         self.out = io.StringIO()
-        self.report = report_writer(self.out)
-
-    def is_ending(self) -> bool:
-        return False
+        host: Any = SimpleNamespace(spark=None, report=report_writer(self.out), is_ending=lambda: False)
+        super().__init__(host, uplink)
 
     @property
     def reports(self) -> list[dict[str, Any]]:
@@ -49,15 +45,10 @@ class Host:
 
 
 @pytest.fixture
-def host() -> Any:
-    return Host()
-
-
-@pytest.fixture
-def runner(host: Any, uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch) -> LineRunner:
+def runner(uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch) -> Runner:
     monkeypatch.setattr("towline.bridge.runtime.driver.ensure_topics", lambda *_: "")
     monkeypatch.setattr(UplinkQuery, "start", lambda *_: SimpleNamespace(isActive=True))
-    return LineRunner(host, uplink)
+    return Runner(uplink)
 
 
 def test_what_an_uplink_sets_is_no_other_lines_and_one_that_can_not_be_noted_is_stopped(
@@ -93,22 +84,22 @@ def test_spark_conf_does_not_have_tasks_counted_twice_and_a_suspended_machine_co
     assert settings["spark.storage.blockManagerHeartbeatTimeoutMs"] == "365d"
 
 
-def test_a_trigger_without_a_batch_is_no_batch(runner: LineRunner, host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trigger_without_a_batch_is_no_batch(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark reports it with the number of the next one, which would then be taken for counted [I11]."""
     runner.report_progress({**PROGRESS, "durationMs": {"latestOffset": 3, "triggerExecution": 3}})
-    assert host.reports == []
+    assert runner.reports == []
     monkeypatch.setattr(UplinkQuery, "count_spark", MagicMock(side_effect=OSError(28, "No space left on device")))
     runner.report_progress(PROGRESS)
-    (report,) = host.reports  # numbers that can't be counted stop nothing
+    (report,) = runner.reports  # numbers that can't be counted stop nothing
     assert (report["line"], report["millis"]) == ("telemetry", PROGRESS["durationMs"])
 
 
 def test_a_disk_is_asked_every_other_second_and_deleted_topics_are_not_looked_for_for_ever(
-    runner: LineRunner, host: Any, capsys: pytest.CaptureFixture[str]
+    runner: Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(8):
         runner._report_failure(RuntimeError("java.io.IOException: No space left on device"))
-    assert all(report["again_in"] <= 2 for report in host.reports)
+    assert all(report["again_in"] <= 2 for report in runner.reports)
     for text, given_up in ((TOPICS_GONE[0], False), (TOPICS_GONE[1], False), (TOPICS_GONE[1], True)):
         runner._report_failure(RuntimeError(text))
         assert (runner.start_at == math.inf) is given_up
@@ -116,7 +107,7 @@ def test_a_disk_is_asked_every_other_second_and_deleted_topics_are_not_looked_fo
 
 
 def test_a_line_that_lacks_a_topic_looks_again_each_minute(
-    runner: LineRunner, host: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By itself; a Kafka that does not answer is no reason to wait, and what was made is told."""
     answers = [KafkaError("TL-B03", "k", "it is not there"), KafkaError("TL-K01", "k", "silent"), "made"]
@@ -124,7 +115,7 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
     for _ in range(3):
         runner.start_at, runner._streaming_query = 0.0, None
         runner.step()
-    said = host.reports
+    said = runner.reports
     assert [report["kind"] for report in said] == ["failed", "started", "noted", "started"]
     assert (said[0]["code"], said[0]["again_in"] <= 60) == ("TL-B03", True)
     assert "TL-B03" in capsys.readouterr().err
@@ -132,25 +123,25 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
 
 @pytest.mark.parametrize(("code", "given_up"), [("TL-S31", True), ("TL-S32", False)])
 def test_a_line_waits_for_executors_and_not_for_what_one_lacks(
-    runner: LineRunner, host: Any, monkeypatch: pytest.MonkeyPatch, code: str, given_up: bool
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, code: str, given_up: bool
 ) -> None:
     """A cluster without a free executor at a start must not end the bridge, and intake with it."""
     error = SetupError(code, "spark", "executors", "Look at them.")
     monkeypatch.setattr("towline.bridge.runtime.driver.check_new_executors", MagicMock(side_effect=error))
     runner.step()
-    (report,) = host.reports
+    (report,) = runner.reports
     assert (report["code"], report["again_in"] is None, runner.start_at == math.inf) == (code, given_up, given_up)
 
 
 def test_a_query_that_has_finished_a_former_batch_is_followed_by_the_next(
-    runner: LineRunner, host: Any, monkeypatch: pytest.MonkeyPatch
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = SimpleNamespace(isActive=False, exception=lambda: None)
     monkeypatch.setattr(runner, "_poll_progress", lambda _: False)
     monkeypatch.setattr(UplinkQuery, "start", MagicMock(side_effect=[ended, SimpleNamespace(isActive=True)]))
     for _ in range(3):
         runner.step()
-    assert [report["kind"] for report in host.reports] == ["started", "started"]
+    assert [report["kind"] for report in runner.reports] == ["started", "started"]
     assert runner.is_starting
 
 
@@ -174,9 +165,7 @@ def test_lines_begin_a_few_at_a_time_and_all_of_them_in_the_end() -> None:
     assert all(line.steps for line in lines)
 
 
-def test_a_query_begins_until_its_first_batch_or_for_a_while(
-    runner: LineRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_begins_until_its_first_batch_or_for_a_while(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr("towline.bridge.runtime.driver.time.monotonic", lambda: clock.now)
 
