@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.unit.bridge.oracle import Refusal, asked, leaf
+from tests.unit.bridge.oracle import Refusal, asked, leaf, rendered
 
 #: Headers of the way up that are no user properties.
 OURS = [
@@ -64,12 +64,7 @@ def value(said: Any, name: str, row: Mapping[str, Any], answers: Mapping[str, An
         return given
     if isinstance(said, Mapping):
         return answers[name]
-    if not isinstance(said, str):
-        return said
-    out: list[Any] = []
-    for literal, field in re.findall(r"((?:\{\{|\}\}|[^{}])+)|\{([^{}]+)\}", said):
-        out.append(named(field, row, answers) if field else literal.replace("{{", "{").replace("}}", "}"))
-    return None if None in out else "".join(out)
+    return rendered(said, named, row, answers) if isinstance(said, str) else said
 
 
 def named(name: str, row: Mapping[str, Any], answers: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
@@ -81,8 +81,8 @@ def asked(route: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
 
 def record(route: Mapping[str, Any], own: Mapping[str, str | None], row: Mapping[str, Any], dead: Sequence[str]) -> Any:
     said = {name: text for name in ("topic", "key", "value", "timestamp") if (text := route.get(name)) is not None}
-    texts = {name: rendered(text, own, row) for name, text in said.items()}
-    headers = [(name, rendered(template, own, row)) for name, template in route.get("headers", {}).items()]
+    texts = {name: rendered(text, field, own, row) for name, text in said.items()}
+    headers = [(name, rendered(template, field, own, row)) for name, template in route.get("headers", {}).items()]
     topic = texts["topic"]
     if fields_of(route["topic"]) and (problem := wrong_topic(topic, route, dead)):
         raise Refusal(problem)
@@ -124,13 +124,14 @@ def fields_of(text: str) -> list[str]:
     return re.findall(r"\{([^{}]+)\}", text.replace("{{", "").replace("}}", ""))
 
 
-def rendered(text: str, own: Mapping[str, str | None], row: Mapping[str, Any]) -> str | None:
+def rendered(text: str, field: Callable[..., str | None], *of: Any) -> str | None:
+    """A template with the fields `of` a row; None where it lacks one."""
     out = ""
     for literal, name in re.findall(r"((?:\{\{|\}\}|[^{}])+)|\{([^{}]+)\}", text):
         if literal:
             out += literal.replace("{{", "{").replace("}}", "}")
             continue
-        value = field(name, own, row)
+        value = field(name, *of)
         if value is None:
             return None
         out += value

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.bridge.down_oracle import becomes
-from tests.unit.bridge.test_records import messages
+from tests.unit.bridge.test_records import messages, with_verdicts
 from towline.bridge.config.tables import DownlinkTable, RouteSection
 from towline.bridge.downlink.sink import render_rows as rendering
 from towline.bridge.messages import (
@@ -25,7 +25,7 @@ from towline.bridge.messages import (
     internal,
     message_table,
 )
-from towline.bridge.routes import OUTCOME, REJECT, WHERE, RecordColumns, RouteTable, RowOutcome
+from towline.bridge.routes import OUTCOME, REJECT, RecordColumns, RouteTable, RowOutcome
 from towline.delivery.outrows import add_arrival, outgoing_messages, rows_from_messages
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
@@ -144,13 +144,8 @@ def batch_of(rows: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]
         batch = batch.append_column(
             internal(name), pa.array(column, KINDS[name]) if name in KINDS else unchecked(column)
         )
-    why = [{"why": one["reject"]} if "reject" in one else None for one in said]
-    wanted = [{"wanted": one["where"]} if "where" in one else None for one in said]
-    return (
-        batch.append_column(internal("text_field"), pa.array([one["field"] for one in said], pa.string()))
-        .append_column(REJECT, pa.array(why, pa.struct([("why", pa.string())])))
-        .append_column(WHERE, pa.array(wanted, pa.struct([("wanted", pa.bool_())])))
-    )
+    fields = pa.array([one["field"] for one in said], pa.string())
+    return with_verdicts(batch.append_column(internal("text_field"), fields), said)
 
 
 def rendered(table: MessageTable, batch: pa.RecordBatch) -> list[Any]:

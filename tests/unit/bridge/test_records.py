@@ -132,14 +132,17 @@ def batch_of(rows: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]
     batch = pa.RecordBatch.from_pylist([{**row} for row in rows], schema=ROW_SCHEMA)
     if not said:
         return batch
+    batch = batch.append_column("field", pa.array([one["field"] for one in said], pa.string()))
+    more = pa.array([_entries(one.get("more")) for one in said], _ENTRIES)
+    return with_verdicts(batch.append_column(HEADER_MAP, more), said)
+
+
+def with_verdicts(batch: pa.RecordBatch, said: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    """What ``reject`` and ``where`` say of each row, beside it; where one is missing, it raised."""
     why = [{"why": one["reject"]} if "reject" in one else None for one in said]
     wanted = [{"wanted": one["where"]} if "where" in one else None for one in said]
-    return (
-        batch.append_column("field", pa.array([one["field"] for one in said], pa.string()))
-        .append_column(HEADER_MAP, pa.array([_entries(one.get("more")) for one in said], _ENTRIES))
-        .append_column(REJECT, pa.array(why, pa.struct([("why", pa.string())])))
-        .append_column(WHERE, pa.array(wanted, pa.struct([("wanted", pa.bool_())])))
-    )
+    batch = batch.append_column(REJECT, pa.array(why, pa.struct([("why", pa.string())])))
+    return batch.append_column(WHERE, pa.array(wanted, pa.struct([("wanted", pa.bool_())])))
 
 
 _ENTRIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))

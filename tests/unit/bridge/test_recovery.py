@@ -135,12 +135,7 @@ def test_what_belongs_together_goes_on(tmp_path: Path, identity: Identity, seen:
 
 FOUND = [
     (Seen(), WELL, "checkpoint is missing, this line's is that of query q1", "TL-B22"),
-    (
-        replace(FINE, query_id="q9"),
-        WELL,
-        "the checkpoint is that of query q9, this line's is that of query q1",
-        "TL-B22",
-    ),
+    (Seen("q9", 7, 7), WELL, "the checkpoint is that of query q9, this line's is that of query q1", "TL-B22"),
     (FINE, journal(name="j2", position=(700,)), "belongs to journal j1, this gateway has journal j2", "TL-B24"),
     (FINE, journal(600, 500, position=(700,)), "at offset 700, the journal ends at 600: an older copy", "TL-B24"),
     (
@@ -194,6 +189,7 @@ def test_a_checkpoint_of_another_spark_is_told_as_such(tmp_path: Path) -> None:
 
 # -- what a changed setting takes --------------------------------------------------------------------------------------
 
+STATEFUL = replace(FINE, stateful=True)
 UNDECIDED = replace(FINE, planned_batch=8)
 NEW = replace(FINE, planned_batch=0, committed_batch=None)
 
@@ -201,39 +197,28 @@ NEW = replace(FINE, planned_batch=0, committed_batch=None)
 @pytest.mark.parametrize(
     ("was", "now", "seen", "how"),
     [
-        (1, (1, ""), FINE, ResumeStep.CONTINUE),
-        (1, (2, ""), FINE, ResumeStep.NEW_CHECKPOINT),
-        (0, (2, ""), FINE, ResumeStep.CONTINUE),
-        (1, (1, DEDUPE), replace(FINE, stateful=True), ResumeStep.CONTINUE),
-        (1, (1, DEDUPE), FINE, ResumeStep.NEW_CHECKPOINT),
-        (1, (1, ""), replace(FINE, stateful=True), ResumeStep.NEW_CHECKPOINT),
-        (1, (2, DEDUPE), replace(FINE, stateful=True), ResumeStep.NEW_SINK),
-        (1, (1, DEDUPE), NEW, ResumeStep.CONTINUE),
-        (1, (1, ""), replace(NEW, stateful=True), ResumeStep.NEW_CHECKPOINT),
+        ({}, {}, FINE, ResumeStep.CONTINUE),  # also where no guarantee is noted: it never ran
+        ({}, {"parallelism": 2}, FINE, ResumeStep.NEW_CHECKPOINT),
+        ({"parallelism": 0}, {"parallelism": 2}, FINE, ResumeStep.CONTINUE),
+        ({}, {"more": DEDUPE}, STATEFUL, ResumeStep.CONTINUE),
+        ({}, {"more": DEDUPE}, FINE, ResumeStep.NEW_CHECKPOINT),
+        ({}, {}, STATEFUL, ResumeStep.NEW_CHECKPOINT),
+        ({}, {"parallelism": 2, "more": DEDUPE}, STATEFUL, ResumeStep.NEW_SINK),
+        ({}, {"more": DEDUPE}, NEW, ResumeStep.CONTINUE),
+        ({}, {}, replace(NEW, stateful=True), ResumeStep.NEW_CHECKPOINT),
+        ({"guarantee": "at_least_once"}, {}, FINE, ResumeStep.NEW_CHECKPOINT),  # no marker of the last batch
+        ({"guarantee": "at_most_once"}, {}, UNDECIDED, ResumeStep.NEW_CHECKPOINT),
+        ({"guarantee": "exactly_once"}, {"guarantee": "at_least_once"}, UNDECIDED, ResumeStep.CONTINUE),
+        ({"guarantee": "at_least_once"}, {"guarantee": "at_most_once"}, FINE, ResumeStep.CONTINUE),
+        ({"guarantee": "at_least_once"}, {}, Seen(), ResumeStep.CONTINUE),
     ],
 )
-def test_what_another_parallelism_or_dedupe_takes(
-    tmp_path: Path, was: int, now: tuple[int, str], seen: Seen, how: ResumeStep
+def test_what_another_guarantee_takes(
+    tmp_path: Path, was: dict[str, Any], now: dict[str, Any], seen: Seen, how: ResumeStep
 ) -> None:
-    parallelism, more = now
-    one = line(tmp_path, parallelism, more=more)
-    assert resume_step(one, replace(KNOWN, parallelism=was), on_disk(one, seen)) is how
-
-
-@pytest.mark.parametrize(
-    ("was", "now", "seen", "how"),
-    [
-        ("at_least_once", "exactly_once", FINE, ResumeStep.NEW_CHECKPOINT),  # there is no marker of the last batch
-        ("at_most_once", "exactly_once", UNDECIDED, ResumeStep.NEW_CHECKPOINT),
-        ("", "exactly_once", FINE, ResumeStep.CONTINUE),  # it never ran
-        ("exactly_once", "at_least_once", UNDECIDED, ResumeStep.CONTINUE),
-        ("at_least_once", "at_most_once", FINE, ResumeStep.CONTINUE),
-        ("at_least_once", "exactly_once", Seen(), ResumeStep.CONTINUE),
-    ],
-)
-def test_what_another_guarantee_takes(tmp_path: Path, was: str, now: str, seen: Seen, how: ResumeStep) -> None:
-    one = line(tmp_path, guarantee=now)
-    assert resume_step(one, replace(KNOWN, guarantee=was), on_disk(one, seen)) is how
+    """Or parallelism or dedupe; the line is exactly once, with one writer, without dedupe, but for what is said."""
+    one = line(tmp_path, **now)
+    assert resume_step(one, replace(KNOWN, **was), on_disk(one, seen)) is how
 
 
 def test_a_batch_that_may_be_in_kafka_is_written_by_no_other_sink(tmp_path: Path) -> None:
@@ -277,7 +262,7 @@ def test_another_parallelism_or_guarantee_forgets_no_keys(
 ) -> None:
     one = line(tmp_path, parallelism, more=DEDUPE)
     marked: list[tuple[str, int]] = []
-    stateful = on_disk(one, replace(FINE, stateful=True))
+    stateful = on_disk(one, STATEFUL)
     monkeypatch.setattr(MarkerStore, "reset", lambda store, upto: marked.append((store.sink_id, upto)))
     fresh = resume(one, was, stateful)
     sink = "plant-7.telemetry.2"
