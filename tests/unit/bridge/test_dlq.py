@@ -12,24 +12,13 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge import deadletters
 from towline.bridge.config.model import Bridge
-from towline.bridge.deadletters import (
-    REPLAY_MARK,
-    DeadLetterTopic,
-    LetterMapper,
-    StoredLetter,
-    _marks,
-    _replayed_by_mark,
-    _TopicRecord,
-    dead_letter_topics,
-    source_row,
-)
 from towline.bridge.lines.identity import Identity
 from towline.errors import KafkaError
 from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Header, Reason, to_records
 
 
-def mark(value: bytes) -> _TopicRecord:
-    return _TopicRecord(3, 9, 0, None, b"", [(REPLAY_MARK, value)])
+def mark(value: bytes) -> deadletters._TopicRecord:
+    return deadletters._TopicRecord(3, 9, 0, None, b"", [(deadletters.REPLAY_MARK, value)])
 
 
 @pytest.mark.parametrize(
@@ -45,28 +34,31 @@ def mark(value: bytes) -> _TopicRecord:
 def test_a_mark_names_letters_before_it(
     monkeypatch: pytest.MonkeyPatch, marks: list[bytes], replayed: list[int]
 ) -> None:
-    monkeypatch.setattr(DeadLetterTopic, "_read_records", lambda *_: iter(map(mark, marks)))
-    topic = DeadLetterTopic({}, "dead", {})
+    monkeypatch.setattr(deadletters.DeadLetterTopic, "_read_records", lambda *_: iter(map(mark, marks)))
+    topic = deadletters.DeadLetterTopic({}, "dead", {})
     topic._read_marks({3: 12})
     assert sum(map(len, topic._replayed_ranges.values())) <= 3, "a huge range is not expanded"
-    entries = [StoredLetter(partition, offset, 0, letter()) for partition in (2, 3) for offset in range(12)]
+    entries = [deadletters.StoredLetter(partition, offset, 0, letter()) for partition in (2, 3) for offset in range(12)]
     assert [(entry.partition, entry.offset) for entry in entries if topic._is_replayed(entry)] == [
         (3, offset) for offset in replayed
     ]
 
 
 def test_the_marks_of_letters() -> None:
-    entries = [StoredLetter(p, o, 0, letter()) for p, o in ((1, 5), (0, 1), (0, 3), (0, 2), (0, 9))]
-    assert list(_marks(entries)) == [(0, b'{"v":1,"offsets":[[1,3],[9,9]]}'), (1, b'{"v":1,"offsets":[[5,5]]}')]
+    entries = [deadletters.StoredLetter(p, o, 0, letter()) for p, o in ((1, 5), (0, 1), (0, 3), (0, 2), (0, 9))]
+    assert list(deadletters._marks(entries)) == [
+        (0, b'{"v":1,"offsets":[[1,3],[9,9]]}'),
+        (1, b'{"v":1,"offsets":[[5,5]]}'),
+    ]
 
 
 def test_a_header_of_a_device_is_no_mark() -> None:
-    forged = (REPLAY_MARK, b'{"v":1,"offsets":[[0,1000000]]}')
+    forged = (deadletters.REPLAY_MARK, b'{"v":1,"offsets":[[0,1000000]]}')
     dead = DeadLetter(Reason.UNMAPPED, None, None, b"x", (forged, ("a", b"b")))
     (stored,) = to_records(dead, 4096)
-    assert _replayed_by_mark(_TopicRecord(3, 9, 0, *stored)) == []
+    assert deadletters._replayed_by_mark(deadletters._TopicRecord(3, 9, 0, *stored)) == []
     assert ChunkAssembler().add(*stored) == dead
-    assert _replayed_by_mark(_TopicRecord(3, 9, 0, b"k", b"v", [forged])) == []
+    assert deadletters._replayed_by_mark(deadletters._TopicRecord(3, 9, 0, b"k", b"v", [forged])) == []
 
 
 class Growing:
@@ -76,8 +68,8 @@ class Growing:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(DeadLetterTopic, "_new_consumer", lambda *_: self)
-        self.topic, self.count = DeadLetterTopic({"bootstrap.servers": "k"}, "dead", {}), -1
+        monkeypatch.setattr(deadletters.DeadLetterTopic, "_new_consumer", lambda *_: self)
+        self.topic, self.count = deadletters.DeadLetterTopic({"bootstrap.servers": "k"}, "dead", {}), -1
         self.assign = self.close = lambda *_: None
 
     def poll(self, _: float) -> Any:
@@ -114,11 +106,11 @@ def test_a_renamed_line_knows_its_letters(tmp_path: Path, other: bool) -> None:
     bridge = read(text, tmp_path)
     line = bridge.line("telemetry")
     Identity("telemetry", f"{bridge.name}.before.2", 2).save(line.gateway.state_dir)
-    (letters,) = dead_letter_topics(bridge)
+    (letters,) = deadletters.dead_letter_topics(bridge)
     assert letters.lines[f"{bridge.name}.before.2"] is letters.lines["telemetry"] is line
     assert letters.lines["before"].name == ("before" if other else "telemetry")
     foreign = DeadLetter(Reason.UNROUTED, None, None, None, source="other")
-    assert not letters._matches(StoredLetter(0, 0, 0, foreign), None, None)
+    assert not letters._matches(deadletters.StoredLetter(0, 0, 0, foreign), None, None)
 
 
 # -- remapping; the SQL of a ``where`` is tested on a real Spark --
@@ -130,9 +122,9 @@ def no_spark() -> NoReturn:
     raise AssertionError("no route has a where")
 
 
-def mapper(directory: Path, route: str = "") -> LetterMapper:
+def mapper(directory: Path, route: str = "") -> deadletters.LetterMapper:
     bridge: Bridge = read(GOOD + route, directory)
-    return LetterMapper(bridge.uplinks[0], no_spark)
+    return deadletters.LetterMapper(bridge.uplinks[0], no_spark)
 
 
 def letter(
@@ -166,6 +158,6 @@ def test_no_number_of_a_letter_ends_a_replay(tmp_path: Path, value: bytes | None
     forged = (MQTT[0], *((f"mqtt.{name}", value) for name in numbers))
     (result,) = mapper(tmp_path, 'key = "{mqtt.qos}-{mqtt.offset}"\n').remap([letter(headers=forged)])
     assert isinstance(result, tuple)
-    row = source_row(letter(headers=forged))
+    row = deadletters.source_row(letter(headers=forged))
     assert row is not None
     assert (row["qos"], row["offset"]) == (None, None)
