@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from towline import files
 from towline.bridge.config.model import Bridge, Uplink
 from towline.bridge.config.tables import DEFAULT_BATCH_BYTES
@@ -111,7 +113,7 @@ def probe_file_system(directory: Path) -> FileSystem:
     """Return the file system of a directory without creating it; raises OSError if it can't be read."""
     existing_dir = next(parent for parent in (directory, *directory.parents) if parent.is_dir())
     stat, statvfs = existing_dir.stat(), os.statvfs(existing_dir)
-    fs_type, mount_point = _find_mount(stat.st_dev)
+    fs_type, mount_point = _find_mount(existing_dir)
     return FileSystem(
         existing_dir=existing_dir,
         device=stat.st_dev,
@@ -124,16 +126,12 @@ def probe_file_system(directory: Path) -> FileSystem:
     )
 
 
-def _find_mount(device: int) -> tuple[str, str]:
-    """Return type and mount point of a device from ``mountinfo`` (proc(5)); the last entry of a device counts."""
-    mount = ("", "")
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            mount_fields, _, type_fields = line.partition(" - ")
-            fields = mount_fields.split(" ")
-            if len(fields) > 4 and fields[2] == f"{os.major(device)}:{os.minor(device)}" and type_fields:
-                mount = (type_fields.split(" ")[0], fields[4].replace("\\040", " "))
-    return mount
+def _find_mount(directory: Path) -> tuple[str, str]:
+    """Return type and mount point of the file system of an existing directory; ("", "") if unknown."""
+    path = directory.resolve()
+    mount_point = str(next(parent for parent in (path, *path.parents) if parent.is_mount()))
+    partitions = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}
+    return (partitions[mount_point], mount_point) if mount_point in partitions else ("", "")
 
 
 def measure_syncs(directory: Path, sync: Callable[[int], None] = os.fdatasync) -> list[float]:
