@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mqtt5 import PublishPacket, QoS
 
-from towline.delivery.inbound import plain_run, to_rows
+from towline.delivery.inbound import plain_run
 from towline.mqtt.checks import MalformedPacket
 from towline.mqtt.codec import AckRun, Decoder, PublishRun, encode
-from towline.mqtt.events import Deliver
-from towline.mqtt.inbound import Inbound
 from towline.mqtt.plain import PlainReader, PlainRun
 
 EVERY_RUN = partial(plain_run, min_packets=1)
@@ -99,33 +97,6 @@ def test_packet_ids_of_3_1_1_are_no_property_lengths(first: int) -> None:
     (run,) = Decoder(1 << 16, 4, plain_run).feed(stream)
     assert isinstance(run, PlainRun)
     assert list(run.packet_ids) == [*range(first, first + 200)]
-
-
-def deliver(data: bytes, plain: PlainReader | None) -> Deliver:
-    inbound = Inbound()
-    for item in Decoder(plain_reader=plain).feed(data):
-        assert isinstance(item, PublishRun | PlainRun | AckRun)
-        if isinstance(item, AckRun):
-            inbound.take_pubrels(item.packet_ids)
-        else:
-            inbound.take_publishes(item)
-    delivery = inbound.next_delivery()
-    assert delivery is not None
-    return delivery
-
-
-@given(st.lists(_publish(), min_size=1, max_size=30))
-def test_any_messages_give_the_same_rows_ids_and_digests(stream: list[PublishPacket]) -> None:
-    data = b"".join(packet.write() for packet in stream)
-    one, other = deliver(data, EVERY_RUN), deliver(data, None)
-    assert (one.unreleased_messages, one.released_ids, one.first_number) == (
-        other.unreleased_messages,
-        other.released_ids,
-        other.first_number,
-    )
-    assert to_rows(one.messages, 7, 5, "g").equals(to_rows(other.messages, 7, 5, "g"))
-    assert one.messages.headers == other.messages.headers
-    assert list(one.messages.topics) == list(other.messages.topics)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import struct
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqtt5 import ConnAckPacket, PublishPacket, QoS
 
+from towline.delivery.inbound import plain_run, to_rows
 from towline.mqtt import events
 from towline.mqtt.codec import Decoder, Item, encode
 from towline.mqtt.inbound import FilterResult
@@ -23,45 +23,12 @@ from towline.mqtt.truncated import ReceivedPublish
 
 #: The longest that two bytes of a remaining length can say [MQTT 5 section 1.5.5].
 TWO_BYTES = 16_383
-
-
-@dataclass(frozen=True)
-class Lists:
-    """Topics and payloads of a run as lists."""
-
-    names: list[str]
-    contents: list[bytes]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(map(len, self.contents))
-
-    def topics(self) -> list[str]:
-        return self.names
-
-    def payloads(self) -> list[bytes]:
-        return self.contents
+#: Runs of columns however short they are.
+EVERY_RUN = partial(plain_run, min_packets=1)
 
 
 def lengths(fields: Sequence[bytes]) -> list[tuple[int, ...]]:
     return [struct.unpack(f"={FIELD_COUNT}i", packed) for packed in fields]
-
-
-def by_hand(buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool) -> tuple[PlainRun, int] | None:
-    """A reader that cuts one packet after the other, and stops at a property or a packet id 0."""
-    headers, packet_ids, columns = bytearray(), array("H"), Lists([], [])
-    for lead, topic, middle, payload in lengths(fields):
-        header, at = buffer[position], position + lead
-        between = buffer[at + topic : at + topic + middle]
-        packet_id = int.from_bytes(between[:2]) if header & 6 else 0
-        if (properties and between[-1]) or (header & 6 and not packet_id):
-            break
-        headers.append(header)
-        packet_ids.append(packet_id)
-        columns.names.append(buffer[at : at + topic].decode())
-        position = at + topic + middle + payload
-        columns.contents.append(buffer[position - payload : position])
-    return (PlainRun(bytes(headers), packet_ids, columns), position) if headers else None
 
 
 def publish(topic: str = "t", payload: bytes = b"x", qos: int = 1, packet_id: int = 7, **more: Any) -> PublishPacket:
@@ -90,7 +57,7 @@ def test_every_length_is_read_as_the_codec_reads_it(version: int, qos: int) -> N
             remaining = max(remaining, beside)  # noqa: PLW2901 - such a topic needs more
         packet = publish(topic, bytes(max(0, remaining - beside)), qos, 0xABCD, retain=True, duplicate=qos > 0)
         data = encode(publish(), version) + encode(packet, version) + encode(publish(), version)
-        (run,) = Decoder(1 << 20, version, by_hand).feed(data)
+        (run,) = Decoder(1 << 20, version, EVERY_RUN).feed(data)
         assert isinstance(run, PlainRun)
         assert run.packets == [publish(), packet, publish()]
         assert run.headers[1] == data[len(encode(publish(), version))]
@@ -113,15 +80,6 @@ def test_a_first_byte_that_is_no_sound_publish_is_not_plain() -> None:
         assert bool(walked(bytes((header, 8)) + b"\x00\x01t\x00\x07\x00xy")) is sound, hex(header)
 
 
-def test_only_packets_that_are_there_as_a_whole_count() -> None:
-    parts = [publish("a" * size, bytes(size)).write() for size in (1, 100, 3)]
-    data, ends = b"".join(parts), [len(parts[0]), len(parts[0] + parts[1]), len(b"".join(parts))]
-    whole = walked(data)
-    assert len(whole) == 3
-    for cut in range(len(data) + 1):
-        assert walked(data[:cut]) == whole[: sum(end <= cut for end in ends)], cut
-
-
 def test_tries_in_vain_become_rare_and_a_run_ends_that() -> None:
     worth, asked = False, list[int]()
 
@@ -129,7 +87,7 @@ def test_tries_in_vain_become_rare_and_a_run_ends_that() -> None:
         buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool
     ) -> tuple[PlainRun, int] | None:
         asked.append(len(fields))
-        return (PlainRun(b"0", array("H", [0]), Lists([], [])), position) if worth else None
+        return EVERY_RUN(buffer, position, fields, properties=properties) if worth else None
 
     runs, data = PlainRuns(reader, 1 << 20, properties=True), publish().write() * 300
 
@@ -196,19 +154,15 @@ def _content(delivery: events.Deliver) -> list[Any]:
     messages = delivery.messages
     tags = list(messages.tags) or [None] * len(messages)
     rows = list(zip(messages.headers, messages.packets, messages.topics, tags, strict=True))
-    return [
-        delivery.delivery_id,
-        delivery.first_number,
-        rows,
-        dict(delivery.unreleased_messages),
-        delivery.released_ids,
-    ]
+    stored = to_rows(messages, delivery.first_number, 5, "g").to_pylist()
+    ids = [dict(delivery.unreleased_messages), delivery.released_ids]
+    return [delivery.delivery_id, delivery.first_number, rows, stored, *ids]
 
 
 #: Few packet ids and contents, so that some are repeats, and some used again too early.
 _PUBLISHES = st.builds(
-    lambda topic, qos, packet_id, retain, more: publish(topic, b"x", qos, packet_id, retain=retain, **more),
-    st.sampled_from(["a", "a/b"]),
+    lambda said, qos, packet_id, retain, more: publish(said[0], said[1], qos, packet_id, retain=retain, **more),
+    st.sampled_from([("a", b"x"), ("a/b", b"x"), ("größe/ü", bytes(1000)), ("🚀", b"")]),
     st.sampled_from([0, 1, 2, 2]),
     st.integers(1, 4),
     st.sampled_from([False, False, True]),
@@ -226,7 +180,7 @@ _READS = st.lists(st.one_of(_PUBLISHES, _PUBLISHES, _PUBLISHES, _RELEASES), min_
 def test_a_session_does_the_same_with_columns_as_with_packets(
     version: int, reads: list[tuple[list[PublishPacket | bytes], bool]], screened: bool
 ) -> None:
-    columns, packets = (Twin(reader, version, screened=screened) for reader in (by_hand, None))
+    columns, packets = (Twin(reader, version, screened=screened) for reader in (EVERY_RUN, None))
     for read, durable in reads:
         data = b"".join(part if isinstance(part, bytes) else encode(part, version) for part in read)
         assert columns.receive(data) == packets.receive(data)
