@@ -7,8 +7,8 @@ from dataclasses import replace
 import mqtt5
 import pytest
 
-from tests.unit.mqtt.sessions import CONFIG, KNOWN, A, connect, granted, online, only, only_sent, receive, sent
-from towline.mqtt.events import Close, ConnectionLost, Filter, Online, PingRequest, Tick
+from tests.unit.mqtt.sessions import CONFIG, KNOWN, A, connect, online, only, only_sent, receive, sent
+from towline.mqtt.events import Close, ConnectionLost, Filter, PingRequest, Tick
 from towline.mqtt.session import Session
 
 C = Filter("c", 1)
@@ -17,17 +17,9 @@ C = Filter("c", 1)
 def reconnected() -> tuple[Session, mqtt5.SubscribePacket]:
     """A session at the broker with the filters ``a/#`` and ``b``, of a client that asks for ``a/#`` and ``c``."""
     session = Session(replace(CONFIG, filters=(A, C)), KNOWN)
-    return session, only_sent(connect(session, mqtt5.ConnAckPacket(session_present=True)), mqtt5.SubscribePacket)
-
-
-def test_removed_filters_are_unsubscribed_when_the_new_ones_are_granted() -> None:
-    session, subscribe = reconnected()
+    subscribe = only_sent(connect(session, mqtt5.ConnAckPacket(session_present=True)), mqtt5.SubscribePacket)
     assert [topic_filter.pattern for topic_filter in subscribe.topic_filters] == ["c"]
-    unsubscribe = only_sent(receive(session, granted(subscribe.packet_id, 1), now=2.0), mqtt5.UnsubscribePacket)
-    assert unsubscribe.patterns == ["b"]
-    actions = receive(session, mqtt5.UnsubAckPacket(unsubscribe.packet_id, [mqtt5.UnsubAckReasonCode.SUCCESS]), now=2.1)
-    assert only(actions, Online).session_resumed
-    assert session.subscriptions.known_options == {"a/#": A.encoded_options, "c": C.encoded_options}
+    return session, subscribe
 
 
 def test_without_a_durable_session_removed_filters_are_unsubscribed_first() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket
@@ -60,26 +61,22 @@ def test_whatever_fails_is_one_line_without_a_secret(failure: Exception, words: 
         assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("size", "code"), [(None, None), (4, None), (3, "TL-M16")])
-def test_an_acknowledgement_has_to_fit(size: int | None, code: str | None) -> None:
-    with pytest.raises(BrokerRefused, match=code) if code else nullcontext():
-        check_connack(ConnAckPacket(max_packet_size=size), CONFIG, discard_session=False)
-
-
 @pytest.mark.parametrize(
-    ("granted", "wanted", "durable", "discarding", "refused"),
+    ("connack", "given", "discarding", "code"),
     [
-        (0, 600, True, False, True),
-        (None, 600, True, False, False),
-        (0, 0, True, False, False),
-        (0, 600, False, False, False),
-        (0, 600, True, True, False),
+        ({"max_packet_size": None}, {}, False, None),
+        ({"max_packet_size": 4}, {}, False, None),
+        ({"max_packet_size": 3}, {}, False, "TL-M16"),  # an acknowledgement has to fit
+        ({"session_expiry_interval": 0}, {}, False, "TL-M12"),
+        ({"session_expiry_interval": None}, {}, False, None),
+        ({"session_expiry_interval": 0}, {"session_expiry_s": 0}, False, None),
+        ({"session_expiry_interval": 0}, {"durable": False}, False, None),
+        ({"session_expiry_interval": 0}, {}, True, None),
     ],
 )
-def test_a_session_that_is_not_kept_is_refused_where_one_is_needed(
-    granted: int | None, wanted: int, durable: bool, discarding: bool, refused: bool
+def test_a_limit_that_can_not_be_lived_with_is_refused(
+    connack: dict[str, Any], given: dict[str, Any], discarding: bool, code: str | None
 ) -> None:
-    config = replace(CONFIG, session_expiry_s=wanted, durable=durable)
-    packet = ConnAckPacket(session_expiry_interval=granted)
-    with pytest.raises(BrokerRefused, match="TL-M12") if refused else nullcontext():
-        check_connack(packet, config, discard_session=discarding)
+    """A session that is not kept, where one is needed."""
+    with pytest.raises(BrokerRefused, match=code) if code else nullcontext():
+        check_connack(ConnAckPacket(**connack), replace(CONFIG, **given), discard_session=discarding)

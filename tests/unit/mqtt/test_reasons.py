@@ -10,7 +10,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
 from tests.unit.mqtt.sessions import online, only, receive
-from towline.errors import Unreachable
+from towline.errors import TakenOver, Unreachable
 from towline.mqtt import reasons
 from towline.mqtt.events import Close
 from towline.mqtt.handshake import connection_ended, connection_refused
@@ -44,6 +44,7 @@ def test_a_disconnect_counts_against_a_message_where_it_may_be_about_one(name: s
     close = only(receive(session, DisconnectPacket(reason_code=DisconnectReasonCode(code))), Close)
     assert session.ended_by_broker is (name in ABOUT_A_PACKET)
     assert (close.fatal, close.reconnect_at_once) == (name == "SERVER_MOVED", False)
+    assert isinstance(close.error, TakenOver) is (name == "SESSION_TAKEN_OVER")
 
 
 #: What the next try would meet again.

@@ -28,7 +28,7 @@ from tests.unit.mqtt.sessions import (
     subscribing,
 )
 from towline.delivery.inbound import plain_run
-from towline.errors import BrokerRefused, ProtocolViolation, SessionUnknown, TakenOver
+from towline.errors import BrokerRefused, ProtocolViolation, SessionUnknown
 from towline.mqtt import events
 from towline.mqtt.codec import Decoder, Packet, encode
 from towline.mqtt.session import Session, SessionState
@@ -40,23 +40,11 @@ def test_the_password_is_not_shown() -> None:
     assert "hunter2" not in repr(replace(CONFIG, password=b"hunter2"))
 
 
-HOLDING = replace(KNOWN, subscriptions={"a/#": A.encoded_options})
-
-
-def holding() -> Session:
-    session = Session(
-        replace(CONFIG, filters=(A,)),
-        HOLDING,
-        5,
-        {7: events.UnreleasedMessage(3, 1), 9: events.UnreleasedMessage(4, 2)},
-    )
-    session.handle(events.ConnectionOpened(), 0.0)
-    return session
-
-
 def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> None:
     """[I3]: what the SUBSCRIBE brings may have the same ids; until then nothing is sent."""
-    session = holding()
+    held = {7: events.UnreleasedMessage(3, 1), 9: events.UnreleasedMessage(4, 2)}
+    session = Session(CONFIG, KNOWN, 5, held)
+    session.handle(events.ConnectionOpened(), 0.0)
     session.handle(events.Publish(1, outgoing(message(1))), 0.5)
     lost, freed = receive(session, mqtt5.ConnAckPacket(session_present=False))
     assert isinstance(lost, events.SessionLost)
@@ -211,15 +199,6 @@ def test_each_suback_code_is_checked(code: mqtt5.SubAckReasonCode, words: str) -
     assert words in str(close.error)
 
 
-def test_taken_over_is_told_as_such() -> None:
-    session = online()
-    close = only(
-        receive(session, mqtt5.DisconnectPacket(reason_code=mqtt5.DisconnectReasonCode.SESSION_TAKEN_OVER)),
-        events.Close,
-    )
-    assert isinstance(close.error, TakenOver)
-
-
 @pytest.mark.parametrize(
     "packet",
     [
@@ -312,17 +291,10 @@ def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
     assert isinstance(only(actions, events.Close).error, ProtocolViolation)
 
 
-def authenticating(method: Method | None) -> Session:
-    session = Session(replace(CONFIG, authenticator=method), KNOWN)
-    session.handle(events.ConnectionOpened(), 0.0)
-    return session
-
-
 @pytest.mark.parametrize("proof", [b"proof", b"other", None])
 def test_a_broker_is_trusted_with_its_proof_alone(proof: bytes | None) -> None:
-    session = authenticating(Method())
-    (answer,) = sent(receive(session, challenge()))
-    assert isinstance(answer, mqtt5.AuthPacket)
+    session = Session(replace(CONFIG, authenticator=Method()), KNOWN)
+    answer = only_sent(connect(session, challenge()), mqtt5.AuthPacket)
     assert answer.authentication_data == b"to you"
     connack = mqtt5.ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=proof)
     actions = receive(session, connack)
