@@ -164,17 +164,6 @@ def test_without_its_checkpoint_the_cut_waits_for_a_sync_of_the_machine(
         stream.stop()
 
 
-def test_the_last_call_of_available_now_cuts(
-    server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sync", lambda: None)
-    server.add(10)
-    stream.prepareForTriggerAvailableNow()
-    at = stream.latestOffset(stream.initialOffset(), ALL)
-    stream.latestOffset(at, ALL)
-    assert server.journal.consumers["default"] == 10
-
-
 # -- restored copies [I14] -------------------------------------------------------------------------------------------
 
 
