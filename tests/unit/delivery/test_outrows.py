@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import Any
 from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mqtt5 import ConnAckPacket, PubCompPacket, PubRelPacket
+from mqtt5 import ConnAckPacket, Packet, PubCompPacket, PublishPacket, PubRelPacket
 
-from tests.helpers import read_all
 from tests.unit.delivery.test_outbound import outbox_rows
+from tests.unit.mqtt.sessions import only_sent, sent
 from towline.delivery import outrows
 from towline.delivery.outrows import OutgoingMessage, build_message, outgoing_messages
 from towline.mqtt import checks
 from towline.mqtt.codec import encode
-from towline.mqtt.events import Action, PublishAcknowledged, Send
+from towline.mqtt.events import PublishAcknowledged
 from towline.mqtt.message import MAX_EXPIRY_S, OutboundMessage
 from towline.mqtt.outbound import Outbound, Phase
 from towline.schema import OUTBOX_SCHEMA
@@ -77,10 +76,6 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
     return pa.concat_batches(rows)
 
 
-def sent(actions: list[Action]) -> list[Any]:
-    return read_all(b"".join(action.data for action in actions if isinstance(action, Send)))
-
-
 def fate(message: OutgoingMessage, version: int, now: float, *, restored: bool) -> int | None:
     """The reason a message is refused for here, None for one that leaves, and leaves again."""
     if isinstance(message.content_or_reason, int):
@@ -92,11 +87,11 @@ def fate(message: OutgoingMessage, version: int, now: float, *, restored: bool) 
     else:
         outbound.publish(message.number, message.content_or_reason, expires)
     refused: int | None = None
-    packets: list[Any] = []
+    packets: list[Packet] = []
     for _ in range(2):
         outbound.start_connection(ConnAckPacket(session_present=True), 10, resumed=True)
         actions = list(outbound.actions(now))
-        packets = sent(actions) if version == 5 else [action for action in actions if isinstance(action, Send)]
+        packets = sent(actions, version)
         for one in packets:
             if isinstance(one, PubRelPacket):  # given up: its id is freed first
                 actions += [*outbound.take_ack(PubCompPacket(one.packet_id)), *outbound.actions()]
@@ -159,7 +154,7 @@ def test_a_message_has_the_properties_of_its_row(is_utf8: bool | None) -> None:
     outbound = Outbound(partial(encode, version=5))
     outbound.publish(0, message.content_or_reason, None)
     outbound.start_connection(ConnAckPacket(), 10, resumed=False)
-    (packet,) = sent([*outbound.actions(0.0)])
+    packet = only_sent(outbound.actions(0.0), PublishPacket)
     assert (packet.topic, packet.payload, int(packet.qos), packet.retain) == ("d", b"x", 1, True)
     assert (packet.payload_format_indicator, packet.message_expiry_interval) == (int(bool(is_utf8)), 7)
     assert (packet.content_type, packet.response_topic, packet.correlation_data) == ("c", "r", b"i")

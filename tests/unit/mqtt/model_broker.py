@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -128,10 +129,7 @@ class ModelBroker:
         self._last_id = 0
         #: Which of the two servers is there, and what the other one keeps.
         self.server, self.two = 0, False
-        self._other: dict[str, Any] = {
-            "has_session": False, "subscriptions": {}, "queue": deque(), "in_flight": {}, "incoming": {},
-            "_seen": set(), "_released": set(), "_last_id": 0,
-        }  # fmt: skip
+        self._other: dict[str, Any] = deepcopy({name: getattr(self, name) for name in _OF_A_SERVER})
 
     # -- the application behind the broker --
 
@@ -235,10 +233,8 @@ class ModelBroker:
         present = self.has_session
         self.has_session = True
         c.quota = packet.receive_max if self.habits.version == 5 else self.habits.window_3
-        if self.habits.version == 5:
-            self._write(mqtt5.ConnAckPacket(session_present=present, receive_max=self.receive_maximum))
-        else:
-            self._write(mqtt5.ConnAckPacket(session_present=present))
+        announced = self.receive_maximum if self.habits.version == 5 else 65_535
+        self._write(mqtt5.ConnAckPacket(session_present=present, receive_max=announced))
         self._prepare_resend()
 
     def _prepare_resend(self) -> None:
@@ -321,10 +317,7 @@ class ModelBroker:
             (i, m) for i, m in self.in_flight.items() if m.qos == 1 and m.phase is Phase.SENT and i in self._c.open
         ]
         for packet_id, message in waiting:
-            again = mqtt5.PublishPacket(
-                TOPIC, b"%d" % message.serial, qos=mqtt5.QoS(1), packet_id=packet_id, duplicate=True
-            )
-            self._write(again)
+            self._write_publish(packet_id, message, duplicate=True)
         return len(waiting)
 
     def _resend_next(self, c: _Connection) -> bool:
@@ -346,7 +339,7 @@ class ModelBroker:
         message = self.queue[0]
         if not message.qos:
             self.queue.popleft()
-            self._write(mqtt5.PublishPacket(TOPIC, b"%d" % message.serial))
+            self._write_publish(None, message)
             return True
         if len(c.open) >= c.quota:
             return False
@@ -369,15 +362,11 @@ class ModelBroker:
         message.publishes += 1
         c.open.add(packet_id)
         c.owed.append((mqtt5.PubAckPacket if message.qos == 1 else mqtt5.PubRecPacket, packet_id, message))
-        self._write(
-            mqtt5.PublishPacket(
-                TOPIC,
-                b"%d" % message.serial,
-                qos=mqtt5.QoS(message.qos),
-                packet_id=packet_id,
-                duplicate=dup is Dup.ALWAYS or (dup is Dup.STANDARD and again),
-            )
-        )
+        self._write_publish(packet_id, message, duplicate=dup is Dup.ALWAYS or (dup is Dup.STANDARD and again))
+
+    def _write_publish(self, packet_id: int | None, message: Message, *, duplicate: bool = False) -> None:
+        payload, qos = b"%d" % message.serial, mqtt5.QoS(message.qos)
+        self._write(mqtt5.PublishPacket(TOPIC, payload, qos=qos, packet_id=packet_id, duplicate=duplicate))
 
     def _pubrel(self, packet_id: int, message: Message) -> None:
         message.phase = Phase.RELEASED
@@ -477,11 +466,7 @@ class ModelBroker:
             self._released.add(serial)
             c.answers.append(mqtt5.PubCompPacket(packet_id))
         else:
-            unknown = (
-                mqtt5.PubCompReasonCode.PACKET_ID_NOT_FOUND
-                if self.habits.version == 5
-                else mqtt5.PubCompReasonCode.SUCCESS
-            )
+            unknown = mqtt5.PubCompReasonCode(0x92 if self.habits.version == 5 else 0)
             c.answers.append(mqtt5.PubCompPacket(packet_id, reason_code=unknown))
 
     def answer(self, limit: int) -> int:

@@ -16,7 +16,7 @@ from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session, SessionState
 
 Step: TypeAlias = tuple[Any, ...]
-"""Name of a method of `World` and its arguments."""
+"""Name of a method of `World`, or of its broker, and its arguments."""
 
 #: Rounds in which everything must come to rest when nothing goes wrong any more.
 _PATIENCE: Final = 400
@@ -298,7 +298,7 @@ class World:
     def do(self, step: Step) -> None:
         """Carry out one step; a crash on the way is followed by a restart."""
         try:
-            getattr(self, step[0])(*step[1:])
+            (getattr(self, step[0], None) or getattr(self.broker, step[0]))(*step[1:])
             self._driver.adjust_reading()
             self._driver.settle_committed()
         except Crash:
@@ -308,15 +308,6 @@ class World:
     def offer(self, *qos: int) -> None:
         for level in qos:
             self.broker.offer(level)
-
-    def flow(self, limit: int) -> None:
-        self.broker.flow(limit)
-
-    def release(self, limit: int) -> None:
-        self.broker.release(limit)
-
-    def answer(self, limit: int) -> None:
-        self.broker.answer(limit)
 
     def connect(self) -> None:
         # Not while rows wait: a session made anew would give their numbers to others.

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import mqtt5
 
-from tests.helpers import packets_in
-from towline.mqtt.codec import Decoder, Packet
+from tests.helpers import packets_in, read_all
+from towline.mqtt.codec import Decoder, Packet, encode
 from towline.mqtt.events import Action, ConnectionOpened, Filter, PacketsReceived, Send, SessionConfig, SessionRecord
 from towline.mqtt.session import Session, SessionState
 
@@ -56,22 +56,27 @@ def only(actions: list[Action], kind: type[T]) -> T:
     return found[0]
 
 
-def sent(actions: list[Action]) -> list[Packet]:
-    items = Decoder().feed(b"".join(a.data for a in actions if isinstance(a, Send)))
-    packets: list[Packet] = []
-    for item in items:
-        packets += packets_in(item)
+def sent(actions: Iterable[Action], version: int = 5) -> list[Packet]:
+    """Read by a codec that is not ours, which knows MQTT 5 alone."""
+    data = b"".join(action.data for action in actions if isinstance(action, Send))
+    if version == 5:
+        return read_all(data)
+    decoder = Decoder(version=version)
+    packets = [packet for item in decoder.feed(data) for packet in packets_in(item)]
+    assert not decoder._buffered_bytes, "whole packets"
     return packets
 
 
 def only_sent(actions: Iterable[Action], kind: type[T]) -> T:
-    (packet,) = sent([*actions])
+    (packet,) = sent(actions)
     assert isinstance(packet, kind)
     return packet
 
 
 def receive(session: Session, *packets: Packet, now: float = 1.0) -> list[Action]:
-    return session.handle(PacketsReceived(Decoder().feed(b"".join(p.write() for p in packets))), now)
+    version = session.config.protocol
+    data = b"".join(encode(packet, version) for packet in packets)
+    return session.handle(PacketsReceived(Decoder(version=version).feed(data)), now)
 
 
 def connect(session: Session, *packets: Packet, opened: float = 0.0, now: float = 1.0) -> list[Action]:

@@ -18,8 +18,7 @@ from mqtt5 import (
     QoS,
 )
 
-from tests.helpers import read_all
-from tests.unit.mqtt.sessions import only_sent
+from tests.unit.mqtt.sessions import only_sent, sent
 from towline.mqtt.codec import Packet, encode
 from towline.mqtt.events import Action, BrokerProtocolError, MessageToken, PublishAcknowledged, SaveInFlight, Send
 from towline.mqtt.message import MAX_EXPIRY_S, OutboundMessage
@@ -42,10 +41,6 @@ def reconnect(
 def publish(outbound: Outbound, token: int, qos: int = 2, *, retain: bool = False) -> list[Packet]:
     outbound.publish(token, OutboundMessage(f"t/{token}", b"x", qos=qos, retain=retain))
     return sent(outbound.actions())
-
-
-def sent(actions: object) -> list[Packet]:
-    return read_all(b"".join(a.data for a in list(actions) if isinstance(a, Send)))  # type: ignore[call-overload]
 
 
 def done(actions: list[Action]) -> list[tuple[MessageToken, int, bool]]:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import mqtt5
 import pytest
 
-from tests.helpers import outgoing, packets_in
-from tests.unit.mqtt.sessions import Method, challenge
+from tests.helpers import outgoing
+from tests.unit.mqtt.sessions import Method, challenge, receive, sent
 from towline.mqtt import events
-from towline.mqtt.codec import Decoder, Packet, encode
+from towline.mqtt.codec import Packet, encode
 from towline.mqtt.session import Session
 
 VERSIONS = pytest.mark.parametrize("version", [5, 4])
@@ -29,22 +29,15 @@ class Peer:
     ) -> None:
         self.version = version
         self.session = Session(replace(config, protocol=version), RECORD, 10, held)
-        self.now = 0.0
         self.actions: list[events.Action] = []
 
     def does(self, event: events.Event) -> list[Packet]:
-        self.actions = self.session.handle(event, self.now)
-        data = b"".join(action.data for action in self.actions if isinstance(action, events.Send))
-        packets: list[Packet] = []
-        decoder = Decoder(version=self.version)
-        for item in decoder.feed(data):
-            packets += packets_in(item)
-        assert not decoder._buffered_bytes
-        return packets
+        self.actions = self.session.handle(event, 0.0)
+        return sent(self.actions, self.version)
 
     def gets(self, *packets: Packet) -> list[Packet]:
-        data = b"".join(encode(packet, self.version) for packet in packets)
-        return self.does(events.PacketsReceived(Decoder(version=self.version).feed(data)))
+        self.actions = receive(self.session, *packets)
+        return sent(self.actions, self.version)
 
     def connects(self, *, kept: bool = True) -> list[Packet]:
         """What leaves after CONNACK."""
