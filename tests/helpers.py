@@ -137,6 +137,13 @@ def publish_all(uri: str, packets: Iterable[mqtt5.PublishPacket]) -> None:
             result.result(60)
 
 
+def publish(
+    topic: str = "t", payload: bytes = b"x", qos: int = 1, packet_id: int = 7, **more: Any
+) -> mqtt5.PublishPacket:
+    """A PUBLISH; at QoS 0 the packet id is left out."""
+    return mqtt5.PublishPacket(topic, payload, qos=mqtt5.QoS(qos), packet_id=packet_id if qos else None, **more)
+
+
 def outgoing(packet: mqtt5.PublishPacket) -> OutboundMessage:
     """What a packet says, to be published."""
     return OutboundMessage(

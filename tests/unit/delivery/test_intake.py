@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mqtt5 import PublishPacket, QoS
+from mqtt5 import PublishPacket
 
+from tests.helpers import publish
 from towline.delivery.inbound import _split_delivery, to_rows
 from towline.delivery.receipts.mark import Mark
 from towline.mqtt.codec import PublishRun
@@ -18,14 +19,8 @@ from towline.schema import ROW_SCHEMA
 
 _TEXT = st.none() | st.text(max_size=3)
 _PACKETS = st.builds(
-    lambda topic, payload, qos, retain, duplicate, rest: PublishPacket(
-        topic,
-        payload,
-        qos=QoS(qos),
-        packet_id=1 if qos else None,
-        retain=retain,
-        duplicate=duplicate and qos > 0,
-        **rest,
+    lambda topic, payload, qos, retain, again, rest: publish(
+        topic, payload, qos, retain=retain, duplicate=again and qos > 0, **rest
     ),
     st.sampled_from(["a", "b/ü"]),
     st.binary(max_size=3),
@@ -96,7 +91,7 @@ def test_marks_are_removed_where_they_end_and_nothing_else_is() -> None:
 
 
 def delivery(count: int, size: int) -> Deliver:
-    packets = [PublishPacket("t", bytes(size), qos=QoS(2), packet_id=n + 1) for n in range(count)]
+    packets = [publish("t", bytes(size), 2, n + 1) for n in range(count)]
     held = {n + 1: UnreleasedMessage(100 + n, 0) for n in range(count)}
     return Deliver(7, 100, Messages([PublishRun.from_packets(packets, b"\x34" * count)]), held, (500,))
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mqtt5 import PublishPacket, QoS
+from mqtt5 import PublishPacket
 
+from tests.helpers import publish
 from towline.delivery.inbound import plain_run
 from towline.mqtt.checks import MalformedPacket
 from towline.mqtt.codec import AckRun, Decoder, PublishRun, encode
@@ -25,15 +26,13 @@ _QOS = st.sampled_from([0, 1, 1, 1, 2])
 def _publish(draw: st.DrawFn) -> PublishPacket:
     qos = draw(_QOS)
     said: list[dict[str, Any]] = [{}, {}, {}, {}, {"content_type": "t"}, {"user_properties": [("a", "1")]}]
-    return PublishPacket(
-        draw(_TOPICS),
-        draw(st.binary(max_size=20)) * draw(st.sampled_from([1, 1, 1, 10, 1000])),
-        qos=QoS(qos),
-        packet_id=draw(st.integers(1, 0xFFFF)) if qos else None,
-        retain=draw(st.booleans()),
-        duplicate=bool(qos) and draw(st.booleans()),
+    payload = draw(st.binary(max_size=20)) * draw(st.sampled_from([1, 1, 1, 10, 1000]))
+    more = {
+        "retain": draw(st.booleans()),
+        "duplicate": bool(qos) and draw(st.booleans()),
         **draw(st.sampled_from(said)),
-    )
+    }
+    return publish(draw(_TOPICS), payload, qos, draw(st.integers(1, 0xFFFF)), **more)
 
 
 @st.composite
@@ -74,11 +73,8 @@ def test_any_bytes_give_the_same_packets_both_ways(version: int, data: st.DataOb
     assert read(stream, version, EVERY_RUN, cut) == read(stream, version, None, cut)
 
 
-def packets(count: int, qos: int = 1, **more: Any) -> list[PublishPacket]:
-    return [
-        PublishPacket(f"t/{n % 7}", b"%d" % n, qos=QoS(qos), packet_id=n + 1 if qos else None, **more)
-        for n in range(count)
-    ]
+def packets(count: int) -> list[PublishPacket]:
+    return [publish(f"t/{n % 7}", b"%d" % n, packet_id=n + 1) for n in range(count)]
 
 
 def test_a_long_run_is_columns_and_a_short_one_is_not() -> None:

@@ -85,10 +85,6 @@ def connect(session: Session, *packets: Packet, opened: float = 0.0, now: float 
     return receive(session, *packets, now=now)
 
 
-def message(packet_id: int, qos: mqtt5.QoS = mqtt5.QoS.AT_LEAST_ONCE, topic: str = "a/1") -> mqtt5.PublishPacket:
-    return mqtt5.PublishPacket(topic, b"x", qos=qos, packet_id=packet_id if int(qos) else None)
-
-
 def granted(packet_id: int, count: int = 2) -> mqtt5.SubAckPacket:
     return mqtt5.SubAckPacket(packet_id, [mqtt5.SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE] * count)
 

@@ -10,7 +10,7 @@ from typing import Any
 import mqtt5
 import pytest
 
-from tests.helpers import packets_in
+from tests.helpers import packets_in, publish
 from towline.mqtt.checks import MalformedPacket
 from towline.mqtt.codec import Decoder
 from towline.mqtt.codec3 import LEVEL_31, LEVEL_311, write_packet
@@ -33,12 +33,6 @@ def read(data: bytes, version: int) -> tuple[mqtt5.Packet, int]:
 
 def filters(*wanted: tuple[str, int]) -> list[mqtt5.TopicFilter]:
     return [mqtt5.TopicFilter(pattern, max_qos=mqtt5.QoS(qos), retain_as_published=False) for pattern, qos in wanted]
-
-
-def publish(
-    topic: str = "a/b", payload: bytes = b"x", qos: int = 1, packet_id: int = 1, **fields: Any
-) -> mqtt5.PublishPacket:
-    return mqtt5.PublishPacket(topic, payload, qos=mqtt5.QoS(qos), packet_id=packet_id if qos else None, **fields)
 
 
 WILL = mqtt5.Will("w", payload=b"gone", qos=mqtt5.QoS(1), retain=True)

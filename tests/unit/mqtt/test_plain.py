@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mqtt5 import ConnAckPacket, PublishPacket, QoS
+from mqtt5 import ConnAckPacket, PublishPacket
 
+from tests.helpers import publish
 from towline.delivery.inbound import plain_run, to_rows
 from towline.mqtt import events
 from towline.mqtt.codec import Decoder, Item, encode
@@ -29,10 +30,6 @@ EVERY_RUN = partial(plain_run, min_packets=1)
 
 def lengths(fields: Sequence[bytes]) -> list[tuple[int, ...]]:
     return [struct.unpack(f"={FIELD_COUNT}i", packed) for packed in fields]
-
-
-def publish(topic: str = "t", payload: bytes = b"x", qos: int = 1, packet_id: int = 7, **more: Any) -> PublishPacket:
-    return PublishPacket(topic, payload, qos=QoS(qos), packet_id=packet_id if qos else None, **more)
 
 
 def walked(data: bytes, *, limit: int = 1 << 20, version: int = 5) -> list[tuple[int, ...]]:

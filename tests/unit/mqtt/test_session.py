@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import outgoing
+from tests.helpers import outgoing, publish
 from tests.unit.mqtt.sessions import (
     CONFIG,
     KNOWN,
@@ -19,7 +19,6 @@ from tests.unit.mqtt.sessions import (
     challenge,
     connect,
     granted,
-    message,
     online,
     only,
     only_sent,
@@ -45,7 +44,7 @@ def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> 
     held = {7: events.UnreleasedMessage(3, 1), 9: events.UnreleasedMessage(4, 2)}
     session = Session(CONFIG, KNOWN, 5, held)
     session.handle(events.ConnectionOpened(), 0.0)
-    session.handle(events.Publish(1, outgoing(message(1))), 0.5)
+    session.handle(events.Publish(1, outgoing(publish(packet_id=1))), 0.5)
     lost, freed = receive(session, mqtt5.ConnAckPacket(session_present=False))
     assert isinstance(lost, events.SessionLost)
     assert isinstance(freed, events.Deliver)
@@ -277,7 +276,7 @@ def test_a_session_that_held_nothing_is_not_lost(held: dict[int, events.Unreleas
 
 def test_nothing_that_comes_behind_the_end_of_a_connection_counts() -> None:
     session = online()
-    actions = receive(session, mqtt5.DisconnectPacket(), message(1), mqtt5.ConnAckPacket())
+    actions = receive(session, mqtt5.DisconnectPacket(), publish(packet_id=1), mqtt5.ConnAckPacket())
     assert [type(action) for action in actions] == [events.Close]
     assert session.inbound.next_number == 0
 
@@ -366,12 +365,12 @@ def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
 
 def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
     session = online(replace(CONFIG, receive_maximum=2))
-    receive(session, message(1))
+    receive(session, publish(packet_id=1))
     assert session.window_full is False
-    receive(session, message(2))
+    receive(session, publish(packet_id=2))
     assert session.inbound.unacknowledged_count == 2
     assert session.inbound.window_overruns == 0
-    receive(session, message(3))
+    receive(session, publish(packet_id=3))
     assert session.inbound.window_overruns == 1
     session.handle(events.AckWatermark(3), 2.0)
     assert session.window_full is False

@@ -9,7 +9,8 @@ import mqtt5
 import pytest
 from mqtt5 import ConnAckPacket, PingRespPacket
 
-from tests.unit.mqtt.sessions import CONFIG, KNOWN, connect, message, online, only, receive, sent
+from tests.helpers import publish
+from tests.unit.mqtt.sessions import CONFIG, KNOWN, connect, online, only, receive, sent
 from towline.mqtt import events
 from towline.mqtt.session import Session, SessionState
 
@@ -20,7 +21,7 @@ def test_pings_only_when_nothing_else_was_sent() -> None:
     """[MQTT-3.1.2-20], [MQTT-3.1.2-23 of 3.1.1]."""
     session = online()
     assert session.deadline() == pytest.approx(0.0 + 45.0)
-    receive(session, message(1), now=30.0)
+    receive(session, publish(packet_id=1), now=30.0)
     session.handle(events.AckWatermark(1), 30.0)
     assert session.deadline() == pytest.approx(75.0)
     assert session.handle(events.Tick(), 74.0) == []

@@ -7,7 +7,7 @@ from dataclasses import replace
 import mqtt5
 import pytest
 
-from tests.helpers import outgoing
+from tests.helpers import outgoing, publish
 from tests.unit.mqtt.sessions import Method, challenge, receive, sent
 from towline.mqtt import events
 from towline.mqtt.codec import Packet, encode
@@ -56,12 +56,6 @@ def online(version: int, config: events.SessionConfig = CONFIG) -> Peer:
     return peer
 
 
-def message(qos: int, packet_id: int = 1, *, topic: str = "t", duplicate: bool = False) -> mqtt5.PublishPacket:
-    return mqtt5.PublishPacket(
-        topic, b"x", qos=mqtt5.QoS(qos), packet_id=packet_id if qos else None, duplicate=duplicate
-    )
-
-
 # Publishing
 
 
@@ -70,7 +64,7 @@ def message(qos: int, packet_id: int = 1, *, topic: str = "t", duplicate: bool =
 def test_dup_of_what_was_received_is_not_passed_on(version: int, qos: int) -> None:
     """[MQTT-3.3.1-3], [MQTT-3.3.1-3 of 3.1.1]: whoever hands on a repeated message sends it for the first time."""
     peer = online(version)
-    peer.gets(message(qos, duplicate=True))
+    peer.gets(publish(qos=qos, duplicate=True))
     (delivery,) = [action for action in peer.actions if isinstance(action, events.Deliver)]
     (received,) = delivery.messages.packets
     assert isinstance(received, mqtt5.PublishPacket)
@@ -83,8 +77,7 @@ def test_dup_of_what_was_received_is_not_passed_on(version: int, qos: int) -> No
 def test_a_message_handed_on_has_no_subscription_identifier() -> None:
     """[MQTT-3.3.4-6]."""
     peer = online(5)
-    given = mqtt5.PublishPacket("t", b"x", qos=mqtt5.QoS.AT_LEAST_ONCE, packet_id=1, subscription_ids=[1, 2])
-    (packet,) = peer.does(events.Publish(1, outgoing(given)))
+    (packet,) = peer.does(events.Publish(1, outgoing(publish(subscription_ids=[1, 2]))))
     assert isinstance(packet, mqtt5.PublishPacket)
     assert not packet.subscription_ids
 
@@ -99,7 +92,9 @@ def test_each_qos_has_its_answer_with_the_same_id_and_a_known_reason(version: in
     [MQTT-3.4.2-1], [MQTT-3.5.2-1], [MQTT-3.7.2-1], [MQTT-3.3.4-1 of 3.1.1].
     """
     peer = online(version)
-    assert peer.gets(message(0), message(1, 77), message(2, 78)) == [], "not before it is settled"
+    assert peer.gets(publish(qos=0), publish(qos=1, packet_id=77), publish(qos=2, packet_id=78)) == [], (
+        "not before it is settled"
+    )
     answers = peer.does(events.AckWatermark(13))
     assert answers == [mqtt5.PubAckPacket(77), mqtt5.PubRecPacket(78)]
     assert peer.gets(mqtt5.PubRelPacket(78)) == []
@@ -117,7 +112,7 @@ def test_each_qos_has_its_answer_with_the_same_id_and_a_known_reason(version: in
 def test_a_message_to_no_subscription_of_ours_is_taken_and_acknowledged(version: int) -> None:
     """[MQTT-4.5.0-2], [MQTT-4.5.0-2 of 3.1.1]."""
     peer = online(version)
-    peer.gets(message(1, 1, topic="nobody/asked"), message(2, 2, topic="nobody/asked"))
+    peer.gets(publish("nobody/asked", packet_id=1), publish("nobody/asked", qos=2, packet_id=2))
     assert peer.does(events.AckWatermark(12)) == [mqtt5.PubAckPacket(1), mqtt5.PubRecPacket(2)]
 
 
@@ -136,7 +131,7 @@ def test_a_clean_start_begins_with_nothing(version: int) -> None:
     assert not peer.session.inbound.unreleased_messages
     (forgotten,) = [action for action in peer.actions if isinstance(action, events.Deliver)]
     assert forgotten.released_ids == (5,), "durably"
-    peer.gets(message(2, 5, duplicate=True))
+    peer.gets(publish(qos=2, packet_id=5, duplicate=True))
     (delivery,) = [action for action in peer.actions if isinstance(action, events.Deliver)]
     assert len(delivery.messages) == 1
 
@@ -161,10 +156,10 @@ def test_the_wills_qos(version: int, qos: int) -> None:
 def test_nothing_follows_our_disconnect_but_the_end_of_the_connection(version: int) -> None:
     """[MQTT-3.14.4-1], [MQTT-3.14.4-2], [MQTT-3.14.4-1 of 3.1.1], [MQTT-3.14.4-2 of 3.1.1]."""
     peer = online(version)
-    peer.gets(message(1, 1))
+    peer.gets(publish())
     assert peer.does(events.Stop()) == [mqtt5.DisconnectPacket()]
     assert peer.closes
-    for event in (events.AckWatermark(11), events.Publish(1, outgoing(message(1))), events.Tick(), events.Stop()):
+    for event in (events.AckWatermark(11), events.Publish(1, outgoing(publish())), events.Tick(), events.Stop()):
         assert peer.does(event) == []
 
 
@@ -179,7 +174,7 @@ def test_a_violation_ends_the_connection(version: int) -> None:
         assert said == [mqtt5.DisconnectPacket(reason_code=mqtt5.DisconnectReasonCode.PROTOCOL_ERROR)]
     else:
         assert said == []
-    assert peer.does(events.Publish(1, outgoing(message(1)))) == []
+    assert peer.does(events.Publish(1, outgoing(publish()))) == []
 
 
 # Authentication
@@ -188,11 +183,11 @@ def test_a_violation_ends_the_connection(version: int) -> None:
 def test_with_a_method_only_auth_leaves_before_connack() -> None:
     """[MQTT-3.1.2-30], [MQTT-3.15.2-1], [MQTT-4.12.0-3]: however much waits to be published."""
     peer = Peer(5, replace(CONFIG, authenticator=Method(), filters=(events.Filter("a"),)))
-    peer.does(events.Publish(1, outgoing(message(1))))
+    peer.does(events.Publish(1, outgoing(publish())))
     (connect,) = peer.does(events.ConnectionOpened())
     assert isinstance(connect, mqtt5.ConnectPacket)
     assert (connect.authentication_method, connect.authentication_data) == ("PLAIN", b"first")
-    assert peer.does(events.Publish(2, outgoing(message(0)))) == []
+    assert peer.does(events.Publish(2, outgoing(publish(qos=0)))) == []
     for data in (b"2", b"3"):
         assert peer.gets(challenge(data=data)) == [challenge(data=b"to " + data)]
     connack = mqtt5.ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=b"proof")
