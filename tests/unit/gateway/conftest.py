@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gateway.brokered import Broker
+from tests.unit.gateway.remote import Remote, remote
 from tests.unit.gateway.serving import Served, served
 from towline.gateway.client import GatewayClient
 
@@ -15,6 +16,13 @@ from towline.gateway.client import GatewayClient
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Served]:
     with served(tmp_path / "state") as running:
+        yield running
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Remote]:
+    """One with an outbox, on the network."""
+    with remote(tmp_path, outbox=True) as running:
         yield running
 
 

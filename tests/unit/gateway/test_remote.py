@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,11 @@ import pytest
 from pyarrow import flight
 
 from tests.helpers import wait_until
-from tests.unit.gateway.remote import TOKEN, Pki, Remote, remote
+from tests.unit.gateway.remote import TOKEN, Pki, Remote
 from towline.errors import GatewayError, GatewayUnreachable
 from towline.gateway.access import ClientAccess
 from towline.gateway.client import GatewayClient, Lease
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
-
-
-@pytest.fixture
-def far(tmp_path: Path) -> Iterator[Remote]:
-    with remote(tmp_path, outbox=True) as running:
-        yield running
 
 
 def as_driver(far: Remote) -> GatewayClient:

@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError as ClientError
 from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined]
 
 from towline.kafka import admin, delivery, markerstore, producers, recordcheck
-from towline.kafka.columns import COLUMN_TYPES, Columns
+from towline.kafka.columns import COLUMN_TYPES, Columns, Rows
 from towline.kafka.options import SinkSettings
 
 #: Arrow types of a record's columns, as Spark hands them to the sink.
@@ -457,6 +457,11 @@ def columns(of: SinkSettings, *names: str) -> Columns:
     """Columns of rows that have a value."""
     types = {name: COLUMN_TYPES[name][0] for name in (*names, "value")}
     return Columns.bind(types, of.topic, include_headers=True)
+
+
+def rows(*values: bytes) -> Rows:
+    """Records of the topic t."""
+    return Rows(len(values), 0, frozenset({"t"}), iter([("t", value, None, -1) for value in values]))
 
 
 def values(*those: bytes | None) -> Any:

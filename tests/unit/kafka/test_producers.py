@@ -10,16 +10,12 @@ import pytest
 from confluent_kafka import KafkaError as ClientError
 
 from tests.unit.kafka import memory as kafka
-from tests.unit.kafka.memory import FULL, MemoryKafka
+from tests.unit.kafka.memory import FULL, MemoryKafka, rows
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import producers
 from towline.kafka.columns import Rows
 from towline.kafka.producers import KafkaProducer, QueueStuck, TransactionalProducer, pooled_producer
 from towline.kafka.recordcheck import FailedRecord
-
-
-def rows(*values: bytes) -> Rows:
-    return Rows(len(values), 0, frozenset({"t"}), iter([("t", value, None, -1) for value in values]))
 
 
 def test_records_wait_for_room_in_their_order(memory: MemoryKafka) -> None:

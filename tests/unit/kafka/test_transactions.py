@@ -10,10 +10,9 @@ from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import KafkaException
 
 from tests.unit.kafka import memory as kafka
-from tests.unit.kafka.memory import MemoryKafka, MemoryProducer
+from tests.unit.kafka.memory import MemoryKafka, MemoryProducer, rows
 from towline.errors import KafkaError
 from towline.kafka import faults
-from towline.kafka.columns import Rows
 from towline.kafka.faults import TransactionVerdict
 from towline.kafka.markers import Marker
 from towline.kafka.producers import AttemptError, QueueStuck, StartingProducer, TransactionalProducer
@@ -44,15 +43,11 @@ def test_an_error_is_classified_by_its_name_and_flags(problem: BaseException, ve
     assert faults.transaction_verdict(problem) is verdict
 
 
-def rows(*values: int, partition: int = -1) -> Rows:
-    return Rows(len(values), 0, frozenset({"t"}), iter([("t", b"%d" % value, None, partition) for value in values]))
-
-
 def begun(memory: MemoryKafka, *values: int, **options: str) -> tuple[TransactionalProducer, MemoryProducer]:
     """An open transaction with these rows, and librdkafka's side of it."""
     producer = TransactionalProducer(kafka.settings(**options), ID, {})
     producer.begin()
-    producer.write(rows(*values))
+    producer.write(rows(*(b"%d" % value for value in values)))
     return producer, memory.producers[-1]
 
 
@@ -135,11 +130,11 @@ def test_an_error_while_sending_names_the_record_and_aborts(memory: MemoryKafka,
     producer, client = begun(memory, 1)
     if reported:
         client.refuse()
-        producer.write(rows(2))
+        producer.write(rows(b"2"))
     memory.fail("produce", kafka.STATE)
     memory.fail("begin_transaction", kafka.SPOILT)
     with pytest.raises(AttemptError, match=rf"failed to send: .*{told}.*Raise the topic's max") as caught:
-        producer.write(rows(3))
+        producer.write(rows(b"3"))
     assert told_by(caught.value) == ("TL-K20", True)
     assert memory.calls.count("abort_transaction") == 1
 
@@ -154,7 +149,7 @@ def test_a_fatal_error_is_asked_for_its_name(
     memory.fail("produce", kafka.FATAL)
     memory.fail("begin_transaction", known)
     with pytest.raises(KafkaError) as caught:
-        producer.write(rows(2))
+        producer.write(rows(b"2"))
     assert told_by(caught.value) == told
     producer.close()
     assert "abort_transaction" not in memory.calls

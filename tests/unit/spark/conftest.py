@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.gateway.conftest import far  # noqa: F401 - a fixture of this room too
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import NewReader
 from towline.spark import gateways

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.kafka.columns import Columns
-from towline.kafka.options import SinkSettings
+from tests.unit.kafka.memory import columns, settings
 from towline.kafka.producers import longer_timeouts
 from towline.kafka.recordcheck import RecordCheck
 from towline.spark.batching import (
@@ -96,11 +95,6 @@ def test_a_sink_that_leaves_no_word_has_no_limit() -> None:
 # -- how long a transaction may take --
 
 
-def settings(**options: str) -> SinkSettings:
-    given = {f"kafka.{name.replace('__', '.')}": value for name, value in options.items()}
-    return SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "topic": "t", **given})
-
-
 def allowed_s(rate: float | None, size: int, longest_ms: int = 900_000) -> float | None:
     longer = longer_timeouts(settings(), size, rate, lambda: longest_ms)
     assert longer.get("message.timeout.ms") == longer.get("transaction.timeout.ms")
@@ -130,6 +124,5 @@ def test_a_transaction_is_lengthened_only_where_it_must_be() -> None:
     ],
 )
 def test_a_slow_kafka_is_sent_smaller_requests(rate: float | None, usual: str, asked: dict[str, str]) -> None:
-    of = settings(batch__size=usual)
-    columns = Columns.bind({"value": "binary"}, of.topic, include_headers=True)
-    assert RecordCheck(of, columns, "s").batch_settings(rate) == asked
+    of = settings(kafka__batch__size=usual)
+    assert RecordCheck(of, columns(of), "s").batch_settings(rate) == asked

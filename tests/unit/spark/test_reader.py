@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, served
-from tests.unit.spark.reading import ALL, offset, table, until
+from tests.unit.spark.reading import ALL, NewReader, offset, table, until
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, ReaderFenced
 from towline.gateway.client import GatewayClient, Lease
 from towline.spark import batching, reader
@@ -186,9 +186,9 @@ def test_a_foreign_journal_names_both_ways_out(server: Served, stream: MqttStrea
 
 
 def test_the_one_gateway_of_a_source_is_away_as_one_of_several_is(
-    tmp_path: Path, lonely: MqttStreamReader, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, new_reader: NewReader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream = lonely
+    stream = new_reader(address=GatewayAddress(str(tmp_path)), gateways=())
     with served(tmp_path) as first:
         first.add(10)
         at = stream.latestOffset(stream.initialOffset(), ALL)
@@ -210,13 +210,6 @@ def test_the_one_gateway_of_a_source_is_away_as_one_of_several_is(
         False,
     ]
     assert "is available again" in told[1]
-
-
-@pytest.fixture
-def lonely(tmp_path: Path) -> Iterator[MqttStreamReader]:
-    stream = MqttStreamReader(ReadPlan(GatewayAddress(str(tmp_path)), "default", poll_ms=50))
-    yield stream
-    stream.stop()
 
 
 def test_a_reader_that_was_taken_over_stops(server: Served, stream: MqttStreamReader) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import StringType, StructField, StructType
 
-from tests.unit.gateway.remote import TOKEN, Remote, remote
+from tests.unit.gateway.remote import TOKEN, Remote
 from tests.unit.gateway.serving import rows
 from towline.errors import GatewayError
 from towline.gateway.access import KEY_FILE
@@ -23,12 +22,6 @@ from towline.spark.sink import MqttStreamWriter, stream_writer
 from towline.spark.source import MqttDataSource
 
 SCHEMA = StructType([StructField("topic", StringType()), StructField("payload", StringType())])
-
-
-@pytest.fixture
-def far(tmp_path: Path) -> Iterator[Remote]:
-    with remote(tmp_path, outbox=True) as running:
-        yield running
 
 
 def options(far: Remote, **more: str) -> dict[str, str]:
