@@ -111,11 +111,7 @@ def _read_disconnect(body: FieldReader, _version: int) -> mqtt5.DisconnectPacket
 
 
 def _write_connack(packet: mqtt5.ConnAckPacket, version: int) -> tuple[int, bytes]:
-    if packet.reason_code not in CONNACK_CODES:
-        raise ValueError(f"MQTT 3 can't carry reason code {int(packet.reason_code):#x} in CONNACK")
     code = CONNACK_CODES.index(packet.reason_code)
-    if packet.session_present and code:
-        raise ValueError("Session Present in a refusal [MQTT-3.2.2-4]")
     return CONNACK << 4, bytes((packet.session_present and version != LEVEL_31, code))
 
 
@@ -125,8 +121,6 @@ def _write_suback(packet: mqtt5.SubAckPacket, _version: int) -> tuple[int, bytes
 
 
 def _write_unsuback(packet: mqtt5.UnsubAckPacket, _version: int) -> tuple[int, bytes]:
-    if any(int(code) >= _NEGATIVE for code in packet.reason_codes):
-        raise ValueError("MQTT 3 can't carry a refused UNSUBSCRIBE")
     return UNSUBACK << 4, packet_id_bytes(packet.packet_id)
 
 

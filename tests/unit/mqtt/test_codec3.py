@@ -153,17 +153,11 @@ def test_malformed_bytes_are_refused(data: str, words: str) -> None:
         (mqtt5.AuthPacket(), "AuthPacket"),
         (mqtt5.ConnectPacket(""), "empty client id"),
         (session("c", password=b"p"), "password"),
-        (mqtt5.ConnAckPacket(reason_code=mqtt5.ConnAckReasonCode.BANNED), "0x8a"),
-        (
-            mqtt5.ConnAckPacket(session_present=True, reason_code=mqtt5.ConnAckReasonCode.NOT_AUTHORIZED),
-            "Session Present",
-        ),
         (mqtt5.PublishPacket("", b"x", topic_alias=1), "topic is empty"),
         (mqtt5.PublishPacket("a", b"x", duplicate=True), "DUP"),
         (mqtt5.PublishPacket("a\0", b"x"), "U\\+0000"),
         (mqtt5.PublishPacket("a", b"x", qos=mqtt5.QoS(1), packet_id=0), "packet id 0"),
         (mqtt5.SubscribePacket(1, filters(("", 1))), "filter is empty"),
-        (mqtt5.UnsubAckPacket(1, [mqtt5.UnsubAckReasonCode.NOT_AUTHORIZED]), "UNSUBSCRIBE"),
     ],
 )
 def test_what_can_not_be_said_is_refused(packet: mqtt5.Packet, words: str) -> None:
