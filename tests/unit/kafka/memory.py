@@ -182,6 +182,16 @@ class MemoryKafka:
         return 0
 
 
+def _report(record: Written) -> Any:
+    """The message of a delivery report, which has no headers."""
+    topic, key, value = lambda: record.topic, lambda: record.key, lambda: record.value
+    return SimpleNamespace(topic=topic, key=key, value=value, timestamp=lambda: (0, -1))
+
+
+def _message(offset: int, key: bytes | None, value: bytes | None, error: ClientError | None) -> Any:
+    return SimpleNamespace(offset=lambda: offset, key=lambda: key, value=lambda: value, error=lambda: error)
+
+
 class MemoryProducer:
     """librdkafka's producer; one that has another one's transactional id fences it."""
 
@@ -257,7 +267,7 @@ class MemoryProducer:
         """Let what waits fail, one by one, as a broker does that refuses it; reports come with the next `poll`."""
         refused, self.queue = self.queue, []
         for record in refused:
-            self.config["on_delivery"](error, _Report(record))
+            self.config["on_delivery"](error, _report(record))
 
     def poll(self, timeout: float) -> int:
         self.kafka.asked("poll")
@@ -275,7 +285,7 @@ class MemoryProducer:
             for record in sent:
                 if error := self.kafka.refuses(record):
                     self.spoilt = bool(self.id)
-                    self.reports.get(record, self.config["on_delivery"])(error, _Report(record))
+                    self.reports.get(record, self.config["on_delivery"])(error, _report(record))
             sent = [record for record in sent if not self.kafka.refuses(record)]
             if self.id:
                 self.confirmed += sent
@@ -287,16 +297,6 @@ class MemoryProducer:
         self.kafka.asked("purge")
         if in_queue:
             self.queue = []
-
-
-class _Report:
-    """The message of a delivery report, which has no headers."""
-
-    def __init__(self, record: Written) -> None:
-        self.topic, self.key, self.value = lambda: record.topic, lambda: record.key, lambda: record.value
-
-    def timestamp(self) -> tuple[int, int]:
-        return 0, -1
 
 
 class MemoryConsumer:
@@ -329,23 +329,18 @@ class MemoryConsumer:
         try:
             self.kafka.asked("fetch", timeout)
         except KafkaException as problem:
-            return _Message(self.at, None, None, problem.args[0])
+            return _message(self.at, None, None, problem.args[0])
         log = self.kafka.log[self.place][: next(self.kafka.ends, None)]
         while self.at < len(log):
             offset, record = self.at, log[self.at]
             self.at += 1
             if record is not None:
-                return _Message(offset, record.key, record.value, None)
+                return _message(offset, record.key, record.value, None)
         if self.ended == self.at:  # it is told once
             self.kafka.now += timeout
             return None
         self.ended = self.at
-        return _Message(self.at, None, None, ClientError(ClientError._PARTITION_EOF))
-
-
-class _Message:
-    def __init__(self, offset: int, key: bytes | None, value: bytes | None, error: ClientError | None) -> None:
-        self.offset, self.key, self.value, self.error = (lambda: offset), (lambda: key), (lambda: value), lambda: error
+        return _message(self.at, None, None, ClientError(ClientError._PARTITION_EOF))
 
 
 class MemoryAdmin:

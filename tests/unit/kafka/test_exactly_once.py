@@ -332,11 +332,9 @@ def test_a_refusal_without_a_limit_to_learn_stops_the_line(memory: MemoryKafka) 
 
 def test_a_transaction_that_may_take_no_longer_stops_with_rate_and_setting(memory: MemoryKafka) -> None:
     memory.rate, memory.configs["1"] = 1.0, {"transaction.max.timeout.ms": "4000"}
-    with pytest.raises(
-        KafkaError, match=r"too slow: 5 of 190 bytes in 4 s, 1 bytes/s.*transaction\.max\.timeout"
-    ) as caught:
+    too_slow = r"too slow: 5 of 190 bytes in 4 s, 1 bytes/s.*transaction\.max\.timeout.*TL-K28"
+    with pytest.raises(KafkaError, match=too_slow):
         write(sink(deliveryTimeout="4"), 0, *range(100))
-    assert caught.value.code == "TL-K28"
     assert memory.committed("t") == []
 
 

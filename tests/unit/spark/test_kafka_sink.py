@@ -40,9 +40,8 @@ def written(batch: int | None = 7, rows: int = 10, **more: Any) -> KafkaTaskResu
 @pytest.mark.parametrize("strange", [None, written(batch=6), written(batch=None)])
 def test_an_answer_that_is_missing_or_of_another_batch(strange: KafkaTaskResult | None) -> None:
     sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
-    with pytest.raises(KafkaError, match="1 of 2 tasks did not answer for batch 7") as caught:
+    with pytest.raises(KafkaError, match=r"1 of 2 tasks did not answer for batch 7.*TL-K08"):
         sink.commit([written(), strange], 7)
-    assert caught.value.code == "TL-K08"
 
 
 def test_what_became_of_the_rows_is_noted(tmp_path: Path) -> None:
@@ -84,12 +83,10 @@ def test_topic_ids_that_can_be_kept_nowhere_are_not_called_verified(location: di
 def test_without_a_task_nothing_is_written() -> None:
     """A task that does not know its batch must refuse, never guess."""
     sink = KafkaTransactional(OPTIONS)
-    with pytest.raises(KafkaError, match="the batch of this task") as caught:
+    with pytest.raises(KafkaError, match=r"the batch of this task.*TL-K08"):
         sink.streamWriter(SCHEMA, overwrite=False).write(iter([]))
-    assert caught.value.code == "TL-K08"
-    with pytest.raises(KafkaError, match="not in a Spark task") as caught:
+    with pytest.raises(KafkaError, match=r"not in a Spark task.*TL-K08"):
         sink.writer(SCHEMA, overwrite=False).write(iter([]))
-    assert caught.value.code == "TL-K08"
 
 
 def test_a_write_without_a_batch_id_is_not_exactly_once() -> None:
