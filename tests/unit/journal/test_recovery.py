@@ -155,12 +155,16 @@ def test_random_flips_in_sealed_segments_are_never_served(memory_path: Path) -> 
         path.write_bytes(before)
 
 
+def sealed(directory: Path) -> list[Path]:
+    """The segments of a journal that was closed."""
+    with opened(directory, SMALL) as journal:
+        fill(journal, 200, group=10)
+    return segments(directory)
+
+
 @pytest.mark.parametrize("which", ["front", "middle"])
 def test_a_missing_segment_is_damage(tmp_path: Path, which: str) -> None:
-    journal = opened(tmp_path, SMALL)
-    fill(journal, 200, group=10)
-    journal.close()
-    segments(tmp_path)[0 if which == "front" else 2].unlink()
+    sealed(tmp_path)[0 if which == "front" else 2].unlink()
     with pytest.raises(JournalDamaged, match=r"the segments with rows 0 to \d+ are missing.*TL-J05"):
         opened(tmp_path, SMALL)
 
@@ -255,10 +259,7 @@ def test_a_segment_without_a_snapshot_of_this_version_is_an_error(tmp_path: Path
 
 def test_fewer_rows_than_the_next_segment_says_are_never_served(tmp_path: Path) -> None:
     """The file has its size and every frame of it is whole; but the last one is another."""
-    journal = opened(tmp_path, SMALL)
-    fill(journal, 200, group=10)
-    journal.close()
-    path = segments(tmp_path)[1]
+    path = sealed(tmp_path)[1]
     position, header = layout(path)[-1]
     with opened(tmp_path, SMALL) as journal:
         for kind in (77, 2):
@@ -278,11 +279,8 @@ def test_fewer_rows_than_the_next_segment_says_are_never_served(tmp_path: Path) 
 
 
 def test_a_segment_of_another_journal_is_an_error(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        with opened(tmp_path / name, SMALL) as journal:
-            fill(journal, 200, group=10)
-    target = segments(tmp_path / "a")[1]
-    shutil.copy(segments(tmp_path / "b")[1], target)
+    ours, theirs = sealed(tmp_path / "a"), sealed(tmp_path / "b")
+    shutil.copy(theirs[1], ours[1])
     with pytest.raises(JournalError, match=r"belongs to journal \w{12}, the next one to \w{12}.*TL-J09"):
         opened(tmp_path / "a", SMALL)
 
@@ -330,10 +328,7 @@ def test_watermarks_that_were_never_durable_may_be_cut_though_later_ones_are_who
 
 
 def test_a_shortened_sealed_segment_is_damage(tmp_path: Path) -> None:
-    journal = opened(tmp_path, SMALL)
-    fill(journal, 200, group=10)
-    journal.close()
-    path = segments(tmp_path)[1]
+    path = sealed(tmp_path)[1]
     frame = layout(path)[-1][0]
     path.write_bytes(path.read_bytes()[:frame])  # at a frame's border: only the next snapshot can tell
     with pytest.raises(JournalDamaged, match=rf"is {frame:,} bytes long, but [\d,]+ were durable"):

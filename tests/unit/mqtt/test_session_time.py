@@ -135,8 +135,7 @@ def test_no_connack_in_time_is_an_error() -> None:
 
 def test_a_subscribe_without_answer_is_an_error() -> None:
     session = Session(CONFIG)
-    session.handle(events.ConnectionOpened(), 5.0)
-    session.handle(events.PacketsReceived([ConnAckPacket()]), 6.0)
+    connect(session, ConnAckPacket(), opened=5.0, now=6.0)
     assert session.state is SessionState.SUBSCRIBING
     assert session.deadline() == 16.0
     session.handle(events.PacketsReceived([]), 12.0)
@@ -148,8 +147,7 @@ def test_a_subscribe_without_answer_is_an_error() -> None:
 
 def test_a_suback_is_not_missed_while_we_do_not_read() -> None:
     session = Session(CONFIG)
-    session.handle(events.ConnectionOpened(), 5.0)
-    session.handle(events.PacketsReceived([ConnAckPacket()]), 6.0)
+    connect(session, ConnAckPacket(), opened=5.0, now=6.0)
     session.handle(events.ReadingToggled(False), 7.0)
     assert not [a for a in session.handle(events.Tick(), 60.0) if isinstance(a, events.Close)]
     session.handle(events.ReadingToggled(True), 61.0)
