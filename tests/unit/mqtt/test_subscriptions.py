@@ -28,15 +28,6 @@ def handlings(subscriptions: Subscriptions) -> dict[str, int | None]:
     return {f.pattern: f.retain_handling for f in subscriptions.pending_changes()[0]}
 
 
-def test_retained_messages_come_with_the_first_subscribe_and_not_with_those_after_it() -> None:
-    """A session that was lost meanwhile gets them all the same: there the subscription is new."""
-    subscriptions = connected((A,), {})
-    assert handlings(subscriptions) == {"a/#": 0}
-    subscriptions.expect_connack()
-    subscriptions.restore_options()
-    assert handlings(subscriptions) == {"a/#": 1}
-
-
 @pytest.mark.parametrize("handling", [0, 1, 2])
 def test_what_a_filter_says_of_retained_messages_holds(handling: int) -> None:
     for known in ({}, {"a/#": UNSURE}):
