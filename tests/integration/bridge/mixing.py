@@ -12,10 +12,10 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka
+from tests.integration.devices import device
 from towline_prove.devstack import Kafka, Mosquitto
 
 #: In the command line of a bridge's Spark.
@@ -49,19 +49,14 @@ def qos_of(number: int) -> int:
 
 def publish_mixed(broker: Mosquitto, first: int, count: int) -> None:
     """Publish numbered messages, each device's next with the other QoS, and wait until the broker has them."""
-    client = paho.Client(CallbackAPIVersion.VERSION2, client_id="mixed", protocol=paho.MQTTv311)
-    client.max_inflight_messages_set(10)  # Mosquitto takes 20, and ends the connection of who sends more
-    client.connect("127.0.0.1", broker.port)
-    client.loop_start()
-    sent = []
-    for number in range(first, first + count):
-        device = number % DEVICES
-        topic = f"{'z' if device == 2 else 'q'}/d{device}"
-        sent.append(client.publish(topic, f"{number}", qos=number // DEVICES % 2))
-    for each in sent:  # those of QoS 1 are queued here, and one of QoS 0 may overtake them
-        each.wait_for_publish(PATIENCE)
-    client.disconnect()
-    client.loop_stop()
+    with device(broker.port, paho.MQTTv311, "mixed") as client:
+        client.max_inflight_messages_set(10)  # Mosquitto takes 20, and ends the connection of who sends more
+        sent = []
+        for number in range(first, first + count):
+            own = number % DEVICES
+            sent.append(client.publish(f"{'z' if own == 2 else 'q'}/d{own}", f"{number}", qos=number // DEVICES % 2))
+        for each in sent:  # those of QoS 1 are queued here, and one of QoS 0 may overtake them
+            each.wait_for_publish(PATIENCE)
 
 
 def stands_still(pid: int) -> bool:
@@ -143,9 +138,9 @@ def check_mixed(kafka: Kafka, topic: str, sent: int, account: Mapping[str, Any])
     assert len({headers["at"] for _, headers in records}) == len(records), "doubled, and not by the broker"
 
     firsts = {n: int(headers["at"]) for n, headers in reversed(records)}
-    for device in range(DEVICES):
-        places = [firsts[n] for n in dict.fromkeys(n for n, _ in records) if n % DEVICES == device]
-        assert places == sorted(places), f"the order of device {device}"
+    for own in range(DEVICES):
+        places = [firsts[n] for n in dict.fromkeys(n for n, _ in records) if n % DEVICES == own]
+        assert places == sorted(places), f"the order of device {own}"
 
     assert account["adds_up"], account
     assert account["received"] == account["in_kafka"] == len(records)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
 from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers import produce_all, wait_until
 from tests.integration.bridge.conftest import ended
 from tests.integration.bridge.running import PATIENCE, Running
+from tests.integration.devices import device
+from tests.integration.kafka.reading import records
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = pytest.mark.spark
@@ -68,7 +67,6 @@ ACCOUNTS = {
 
 def test_devices_and_applications_meet(tmp_path: Path, kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     at_device: list[tuple[str, bytes]] = []
-    device = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv311)
 
     def respond(client: paho.Client, _: object, message: paho.MQTTMessage) -> None:
         """Answer each request under the id that it was given, as a device does."""
@@ -77,29 +75,25 @@ def test_devices_and_applications_meet(tmp_path: Path, kafka: Kafka, monkeypatch
         if (endpoint, kind) == ("command", "req") and request:
             client.publish(f"command/{tenant}/{name}/res/{request}/200/?content-type=text/x", b"level 5", qos=1)
 
-    device.on_message = respond
     with Mosquitto(tmp_path / "mosquitto") as broker, ended(Running(tmp_path, EXAMPLE)) as bridge:
         for name, value in {"STATE": tmp_path / "state", "MQTT": broker.uri, "KAFKA": kafka.bootstrap}.items():
             monkeypatch.setenv(f"TOWLINE_{name}", str(value))
         bridge.start()
-        try:
-            wait_until(lambda: online(bridge), PATIENCE, "the lines")
-            device.connect("127.0.0.1", broker.port)
-            device.loop_start()
-            device.subscribe([(f"command/{TENANT}/{DEVICE}/req/#", 1), (f"error/{TENANT}/{DEVICE}/#", 0)])
+        wait_until(lambda: online(bridge), PATIENCE, "the lines")
+        with device(broker.port, paho.MQTTv311) as client:
+            client.on_message = respond
+            client.subscribe([(f"command/{TENANT}/{DEVICE}/req/#", 1), (f"error/{TENANT}/{DEVICE}/#", 0)])
             for topic, payload, qos in [one[:3] for one in CARRIED] + [one[:3] for one in REFUSED]:
-                device.publish(topic, payload, qos).wait_for_publish(60)
-            records = (
+                client.publish(topic, payload, qos).wait_for_publish(60)
+            commands_sent = (
                 (DEVICE.encode(), name.encode(), [(header, text.encode()) for header, text in headers.items()])
                 for name, headers in COMMANDS.items()
             )
-            produce_all(kafka.bootstrap, f"hono.command.{TENANT}", records)
-            found = read(kafka, len(CARRIED) + 2)
+            produce_all(kafka.bootstrap, f"hono.command.{TENANT}", commands_sent)
             wait_until(lambda: len(at_device) >= 3 + 2, PATIENCE, "the commands and errors")
             wait_until(lambda: counted(bridge), PATIENCE, "the accounts")
-        finally:
-            device.disconnect()
-            device.loop_stop()
+            wait_until(lambda: len(read(kafka)) >= len(CARRIED) + 2, PATIENCE, "the records")
+            found = read(kafka)
         assert bridge.interrupt() == 0
         assert "Traceback" not in bridge.out
     assert {key for _, key, _, _ in found} == {DEVICE.encode()}
@@ -139,21 +133,10 @@ def counted(bridge: Running) -> bool:
     ) and all(one["adds_up"] for one in found.values())
 
 
-def read(kafka: Kafka, count: int) -> list[tuple[str, bytes, bytes, dict[str, Any]]]:
+def read(kafka: Kafka) -> list[tuple[str, bytes, bytes, dict[str, Any]]]:
     """Topic, key, value and headers of all that an application reads."""
-    consumer = Consumer(
-        {"bootstrap.servers": kafka.bootstrap, "group.id": str(uuid.uuid4()), "auto.offset.reset": "earliest"}
-    )
-    consumer.subscribe(TOPICS)
-    records: list[Any] = []
-
-    def enough() -> bool:
-        records.extend(one for one in consumer.consume(100, 0.5) if one.error() is None)
-        return len(records) >= count
-
-    wait_until(enough, PATIENCE, "the records")
-    consumer.close()
-    assert all(len(dict(one.headers())) == len(one.headers()) for one in records), "no header stands twice"
+    found = [one for topic in TOPICS for one in records(kafka.bootstrap, topic)]
+    assert all(len(dict(one.headers())) == len(one.headers()) for one in found), "no header stands twice"
     return [
-        (one.topic(), one.key(), one.value(), {name: text.decode() for name, text in one.headers()}) for one in records
+        (one.topic(), one.key(), one.value(), {name: text.decode() for name, text in one.headers()}) for one in found
     ]

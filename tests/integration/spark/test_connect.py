@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers import wait_until
+from tests.integration.devices import listening
 from towline_prove.devstack import Mosquitto
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -48,25 +47,18 @@ def program(libraries: Path, broker: str, place: Path) -> subprocess.Popen[str]:
 def test_a_stream_runs_with_spark_connect(
     mosquitto: Mosquitto, libraries: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    heard: list[str] = []
-    device = paho.Client(CallbackAPIVersion.VERSION2)
-    device.on_message = lambda _client, _data, message: heard.append(f"{message.topic} {message.payload.decode()}")
-    device.connect("127.0.0.1", mosquitto.port)
-    device.subscribe("out/#", 1)
-    device.loop_start()
     running = program(libraries, mosquitto.uri, tmp_path)
     try:
-        assert running.stdout
-        assert running.stdout.readline() == "running\n", (tmp_path / "err").read_text()[-2000:]
+        with listening(mosquitto.port, ("out/#", 1)) as (device, heard):
+            assert running.stdout
+            assert running.stdout.readline() == "running\n", (tmp_path / "err").read_text()[-2000:]
 
-        def came() -> bool:
-            device.publish("in/a", b"1", qos=1).wait_for_publish(30)
-            return "out/a 1" in heard
+            def came() -> bool:
+                device.publish("in/a", b"1", qos=1).wait_for_publish(30)
+                return ("out/a", b"1") in [(message.topic, message.payload) for message in heard]
 
-        wait_until(came, 120, "a message through the stream")
+            wait_until(came, 120, "a message through the stream")
     finally:
-        device.disconnect()
-        device.loop_stop()
         running.communicate("stop\n", timeout=60)
     assert running.returncode == 0
     record_property("heard", len(heard))
