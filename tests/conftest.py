@@ -146,7 +146,7 @@ def new_mosquitto(tmp_path: Path) -> Iterator[NewMosquitto]:
     with contextlib.ExitStack() as brokers:
 
         def start(**settings: str) -> Mosquitto:
-            _require(find_mosquitto)
+            require(find_mosquitto)
             broker = Mosquitto(tmp_path / f"mosquitto-{next(_numbers)}", settings=settings)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", MosquittoTooOld)  # the header of the report says it
@@ -164,7 +164,7 @@ def mosquitto(new_mosquitto: NewMosquitto) -> Mosquitto:
 @pytest.fixture(scope="session")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     """A running RabbitMQ, which speaks MQTT 3.1.1 without QoS 2; shared: use topics and client ids of your own."""
-    _require(RabbitMQ.find)
+    require(RabbitMQ.find)
     with RabbitMQ(tmp_path_factory.mktemp("rabbitmq")) as broker:
         yield broker
 
@@ -172,7 +172,7 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
 @pytest.fixture(scope="session")
 def ejabberd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ejabberd]:
     """A running ejabberd, which speaks MQTT 5 and keeps sessions in memory; shared as `rabbitmq` is."""
-    _require(Ejabberd.find)
+    require(Ejabberd.find)
     with Ejabberd(tmp_path_factory.mktemp("ejabberd"), settings={"max_queue": "5000"}) as broker:
         yield broker
 
@@ -180,16 +180,16 @@ def ejabberd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ejabberd]:
 @pytest.fixture(scope="session")
 def kafka() -> Kafka:
     """A running Kafka, shared by all tests and workers: use topics of `topic`, and leave it running."""
-    _require(find_java)
-    _require(kafka_jars)
+    require(find_java)
+    require(kafka_jars)
     return Kafka(Path(os.environ[SHARED_KAFKA]) / "kafka").start()
 
 
 @pytest.fixture
 def own_kafka(tmp_path: Path) -> Iterator[Kafka]:
     """A running Kafka for this test alone, to be killed and paused; costs some 3 s."""
-    _require(find_java)
-    _require(kafka_jars)
+    require(find_java)
+    require(kafka_jars)
     with Kafka(tmp_path / "kafka") as broker:
         yield broker
 
@@ -215,7 +215,7 @@ def spark() -> Iterator[SparkSession]:
     Three attempts a task, so that a failed one is really tried again. A room that wants other settings, or formats,
     has a fixture of the same name that gives them to this session.
     """
-    _require(find_java)
+    require(find_java)
     import pyspark.accumulators  # noqa: PLC0415 - most workers' tests need none
     from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -254,13 +254,21 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
+def stack_programs() -> None:
+    """The test needs what a stack starts: Mosquitto, and Kafka with its Java."""
+    for find in (find_mosquitto, find_java, kafka_jars):
+        require(find)
+
+
+@pytest.fixture
 def ptrace() -> None:
     """The test needs strace on a child of ours."""
     if not ptrace_works():
         lacking("strace is missing or may not trace here")
 
 
-def _require(find: Callable[[], object]) -> None:
+def require(find: Callable[[], object]) -> None:
+    """Skip the test if this machine lacks what that finds."""
     try:
         find()
     except SetupError as error:

@@ -14,7 +14,7 @@ import termios
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Final, Self
 
 from tests.helpers import wait_until
@@ -63,7 +63,7 @@ class Terminal:
         self._listener.start()
         return self
 
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Hang up; what runs in it gets SIGHUP from the shell."""
         self._shell.terminate() if self._shell.poll() is None else None
         with contextlib.suppress(subprocess.TimeoutExpired):

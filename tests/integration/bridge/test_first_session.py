@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import lacking, wait_until
+from tests.helpers import wait_until
 from tests.integration.bridge.terminal import COLUMNS, PROMPT, Terminal, sessions
 from towline.bridge.runtime.status import collect_status
-from towline.errors import SetupError
-from towline.spark.java import find_java
 from towline_prove.devstack import Stack
-from towline_prove.devstack.kafka import kafka_jars
-from towline_prove.devstack.mosquitto import find_mosquitto
 
 ROOT = Path(__file__).parents[3]
 README, OPERATE, CONFIGURATION = (
@@ -28,12 +24,8 @@ PATIENCE = 240.0
 @pytest.mark.broker
 @pytest.mark.kafka
 @pytest.mark.spark
+@pytest.mark.usefixtures("stack_programs")
 def test_the_pages_sessions(tmp_path: Path) -> None:
-    try:
-        for needed in (find_java, kafka_jars, find_mosquitto):
-            needed()
-    except SetupError as error:
-        lacking(str(error))
     first, second, end = sessions(README)
     lines, move = sessions(OPERATE)
     up, down = sessions(CONFIGURATION)

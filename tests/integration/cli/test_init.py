@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
 
+from tests.integration.bridge.terminal import PROMPT, Terminal
 from towline.bridge.config.file import load
 
 
 def test_on_a_terminal_it_asks_until_the_answer_can_be(tmp_path: Path) -> None:
     """A real terminal: what is asked, what is told of a wrong answer, and the file that comes of it."""
-    main, side = pty.openpty()
-    command = [sys.executable, "-m", "towline", "init", "--guarantee", "exactly_once", "--name", "plant-7"]
-    environ = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
-    with subprocess.Popen(command, stdin=side, stdout=side, stderr=side, cwd=tmp_path, env=environ) as process:
-        os.close(side)
-        os.write(main, b"http://b\nmqtt://b:1884\n\nk1\nk1:9092\nreadings\n")
-        said = b""
-        while True:
-            try:
-                more = os.read(main, 4096)
-            except OSError:  # the other side is closed
-                break
-            said += more
-            if not more:
-                break
-        assert process.wait(60) == 0
-    os.close(main)
-    text = said.decode().replace("\r\n", "\n")
+    with Terminal(tmp_path, {"COLUMNS": "200"}) as shell:
+        shell.wait_for(PROMPT, 60)
+        shell.type("towline init --guarantee exactly_once --name plant-7\n")
+        for answer in ("http://b", "mqtt://b:1884", "", "k1", "k1:9092", "readings"):
+            shell.wait_for("]: ", 60)
+            shell.type(f"{answer}\n")
+        shell.wait_for(PROMPT, 60)
+        text = shell.said
     assert text.count("MQTT broker [mqtt://localhost:1883]: ") == 2
     assert "Error: a broker is mqtt://HOST[:PORT], mqtts://, ws://HOST[:PORT][/PATH], wss:// or unix:///PATH." in text
     assert text.count("MQTT topics [telemetry/{device}/#]: ") == 1

@@ -89,12 +89,9 @@ def test_an_old_mosquitto_runs_with_a_warning(tmp_path: Path) -> None:
     broker.stop()
 
 
-def test_its_files_are_for_us_alone(mosquitto: Mosquitto) -> None:
+def test_its_files_and_its_port_are_for_us_alone(mosquitto: Mosquitto) -> None:
     assert mosquitto.directory.stat().st_mode & 0o777 == 0o700
     assert (mosquitto.directory / "mosquitto.conf").stat().st_mode & 0o777 == 0o600
-
-
-def test_only_loopback_is_listened_on(mosquitto: Mosquitto) -> None:
     listeners = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     port = f"{mosquitto.port:04X}"
     assert {row[1] for row in listeners if row[3] == "0A" and row[1].endswith(port)} == {f"0100007F:{port}"}

@@ -10,27 +10,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.helpers import lacking
+from tests.helpers import present
 from towline.errors import ConfigError, SetupError
 from towline.kafka.admin import KafkaAdmin
-from towline.spark.java import find_java
 from towline_prove.cli.devstack import app
 from towline_prove.devstack import Kafka, Stack
-from towline_prove.devstack.kafka import kafka_jars
-from towline_prove.devstack.mosquitto import find_mosquitto
 from towline_prove.devstack.stack import default_directory
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka]
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    try:
-        find_mosquitto()
-        find_java()
-        kafka_jars()
-    except SetupError as error:
-        lacking(str(error))
+def directory(tmp_path: Path, stack_programs: None) -> Iterator[Path]:
     yield tmp_path / "stack"
     Stack(tmp_path / "stack").stop()
 
@@ -48,8 +39,7 @@ def status(directory: Path, code: int = 0) -> dict[str, dict[str, str | int | No
 @pytest.mark.long  # bridge/test_first_session.py types both commands
 def test_up_leaves_them_running_and_down_ends_them(directory: Path) -> None:
     said = call("up", "--dir", directory)
-    uri = re.search(r"mqtt://127\.0\.0\.1:\d+", said)
-    assert uri is not None
+    uri = present(re.search(r"mqtt://127\.0\.0\.1:\d+", said))
     assert f"towline devstack down --dir {directory}" in said
 
     first = status(directory)

@@ -21,35 +21,29 @@ def test_other_names_are_not() -> None:
         towline.nothing  # noqa: B018 - the look-up is the test
 
 
-def imported_by(code: str) -> set[str]:
-    program = f"{code}\nimport sys; print(*sys.modules)"
+#: Modules that load none of some packages.
+LIGHT = {
+    "the package": ("gateway.client spark.link", "pyspark confluent_kafka pyarrow pydantic"),
+    "look-ups": ("kafka.admin kafka.options", "pyspark"),
+    # Each of Spark's workers pays for its imports when it starts: pydantic alone is 0.2 s of CPU.
+    "workers": (
+        "spark.reader spark.sink spark.kafka_sink bridge.uplink.sink bridge.downlink.sink",
+        "pydantic structlog typer rich",
+    ),
+    # A gateway and a publisher are without a server, and `towline status` reads a monitor without one.
+    "without an address": (
+        "cli.gateway gateway.process monitor.serving monitor.table publisher cli.status bridge.runtime.status",
+        "starlette uvicorn anyio",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LIGHT)
+def test_a_module_loads_what_it_needs(what: str) -> None:
+    modules, absent = map(str.split, LIGHT[what])
+    program = f"import sys, towline, {', '.join(f'towline.{name}' for name in modules)}; print(*sys.modules)"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    return set(answer.stdout.split())
-
-
-def test_importing_the_package_is_light() -> None:
-    heavy = {"pyspark", "confluent_kafka", "pyarrow"}
-    assert imported_by("import towline, towline.gateway.client, towline.spark.link").isdisjoint({*heavy, "pydantic"})
-
-
-def test_the_look_ups_need_no_spark() -> None:
-    assert "pyspark" not in imported_by(
-        "from towline.kafka.admin import KafkaAdmin; from towline.kafka.options import SinkSettings"
-    )
-
-
-def test_sparks_workers_load_no_models() -> None:
-    """Each worker pays for its imports when it starts: pydantic alone is 0.2 s of CPU."""
-    names = ("spark.reader", "spark.sink", "spark.kafka_sink", "bridge.uplink.sink", "bridge.downlink.sink")
-    code = f"import {', '.join(f'towline.{name}' for name in names)}"
-    assert imported_by(code).isdisjoint({"pydantic", "structlog", "typer", "rich"})
-
-
-def test_a_server_is_loaded_where_an_address_asks_for_it() -> None:
-    """A gateway and a publisher are without one, and `towline status` reads a monitor without one."""
-    names = ("cli.gateway", "gateway.process", "monitor.serving", "monitor.table", "publisher", "cli.status")
-    code = f"import {', '.join(f'towline.{name}' for name in (*names, 'bridge.runtime.status'))}"
-    assert imported_by(code).isdisjoint({"starlette", "uvicorn", "anyio"})
+    assert set(answer.stdout.split()).isdisjoint(absent)
 
 
 def test_discovery_finds_the_sink() -> None:
