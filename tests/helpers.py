@@ -89,6 +89,12 @@ def wait_until(condition: Callable[[], T | None], timeout: float = 60.0, what: s
         time.sleep(min(0.2, max(0.01, 20 * (now - asked))))  # what is awaited needs the machine too
 
 
+def present(value: T | None) -> T:
+    """What has to be there."""
+    assert value is not None
+    return value
+
+
 def gateway_settings(**more: Any) -> GatewaySettings:
     """Of a gateway of which nothing matters but what is given."""
     given = {"name": "g", "state_dir": "g", "brokers": "mqtt://b", "subscriptions": [{"pattern": "t/#"}]}

@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.integration.bridge.running import Running
+from tests.integration.spark.collecting import configured
 from towline.bridge.config.file import parse
 from towline.bridge.runtime.session import session_settings
 from towline.bridge.uplink.sink import FORMATS
@@ -37,18 +38,11 @@ def spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """With the settings and formats that the driver gives its own, as far as a session that runs takes them."""
     given = session_settings(parse(_BRIDGE, tmp_path_factory.mktemp("spark") / "bridge.toml", os.environ))
     given = {name: value for name, value in given.items() if spark.conf.isModifiable(name)}
-    before = {name: spark.conf.get(name, None) for name in given}
-    for name, value in given.items():
-        spark.conf.set(name, value)
-    register(spark)
-    for source in FORMATS:
-        spark.dataSource.register(source)
-    yield spark
-    for name, former in before.items():
-        if former is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, former)
+    with configured(spark, given):
+        register(spark)
+        for source in FORMATS:
+            spark.dataSource.register(source)
+        yield spark
 
 
 @pytest.fixture

@@ -18,6 +18,13 @@ from towline.schema import ROW_SCHEMA
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
 
+#: What Spark's Kafka source gives.
+RECORD = (
+    "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, "
+    "headers array<struct<key: string, value: binary>>"
+)
+
+
 def message(topic: str, payload: bytes | None = b"x", qos: int = 1, **more: Any) -> dict[str, Any]:
     """One that says nothing more."""
     row = dict.fromkeys(ROW_SCHEMA.names) | {"topic": topic, "payload": payload, "qos": qos, "received_at": NOW}

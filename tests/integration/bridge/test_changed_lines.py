@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from pyspark.sql import SparkSession
 
 from tests.conftest import NewTopic
-from tests.helpers import wait_until
+from tests.helpers import present, wait_until
 from tests.integration.bridge.running import in_kafka
+from tests.integration.spark.collecting import configured
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.gateway.serving import served
 from towline.bridge.config.model import CONSUMER
@@ -24,16 +23,6 @@ LONG = 150
 
 EXACTLY = 'guarantee = "exactly_once"\n'
 DEDUPE = 'dedupe = { key = "CAST(offset % 100 AS STRING)" }\n'
-
-
-@pytest.fixture
-def one_partition(spark: SparkSession) -> Iterator[SparkSession]:
-    """As the driver sets it for a line that drops repeats."""
-    name = "spark.sql.shuffle.partitions"
-    before = spark.conf.get(name)
-    spark.conf.set(name, "1")
-    yield spark
-    spark.conf.set(name, str(before))
 
 
 #: What the line says from one run to the next: its own settings, its route's; rows that come before it starts, records
@@ -49,13 +38,12 @@ RUNS = [
 ]
 
 
-def test_settings_changed_between_two_runs(
-    one_partition: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
-) -> None:
+def test_settings_changed_between_two_runs(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
     """Begun anew behind the last batch where Spark or the markers need it; what repeats are recognised by is kept."""
     name = topic()
     sinks, repeats = [], []
-    with served(tmp_path / "state" / "telemetry", name="telemetry") as server:
+    one = {"spark.sql.shuffle.partitions": "1"}  # as the driver sets it for a line that drops repeats
+    with configured(spark, one), served(tmp_path / "state" / "telemetry", name="telemetry") as server:
         for own, routed, count, total in RUNS:
             said = {"from": '"telemetry/{device}/#"', "key": '"{device}"', "topic": f'"{name}"'}
             said |= dict(text.split(" = ", 1) for text in routed.splitlines())
@@ -64,7 +52,7 @@ def test_settings_changed_between_two_runs(
             bridge = read(f"{head}{own}[[uplink.route]]\n{route}", tmp_path)
             end = server.add(count)
             line = UplinkQuery(bridge, bridge.uplinks[0])
-            query = line.start(one_partition)
+            query = line.start(spark)
             try:
                 wait_until(
                     lambda: server.journal.consumers.get(CONSUMER) == end or not query.isActive,  # noqa: B023 - asked now
@@ -77,8 +65,7 @@ def test_settings_changed_between_two_runs(
                     line.count_spark(json.loads(progress.json))
             finally:
                 query.stop()
-            identity = Identity.read(tmp_path / "state" / "telemetry")
-            assert identity is not None
+            identity = present(Identity.read(tmp_path / "state" / "telemetry"))
             sinks.append(identity.sink.removeprefix("plant-7.telemetry"))
             repeats.append(LineNotes.read(bridge.uplinks[0].checkpoint).spark_counts.get("deduplicated", 0))
             assert len(in_kafka(kafka.bootstrap, name)) == total, own

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
 
 import pytest
 
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
-from tests.integration.kafka.quotas import limit_bytes
 from towline_prove.devstack import Kafka, Mosquitto
 
 # `make test` has the sink in unit/kafka/test_exactly_once.py, and how large a batch is in unit/spark/test_pace.py.
 pytestmark = [pytest.mark.long, pytest.mark.spark]
 
-BRIDGE = """
-name = "slow"
-state_dir = "state"
-mqtt = {{ brokers = "{broker}" }}
-kafka = {{ bootstrap_servers = "{kafka}", settings = {{ "client.id" = "{topic}" }} }}
-spark = {{ master = "local[2]" }}
+LINE = """
 [[uplink]]
 name = "line"
 guarantee = "{guarantee}"
@@ -30,6 +26,26 @@ COUNT = 2_000
 SIZE = 3_000
 
 
+#: Kafka's protocol: AlterClientQuotas, version 0; confluent-kafka has no call for it.
+_ALTER_CLIENT_QUOTAS = 49
+
+
+def limit_bytes(kafka: Kafka, client_id: str, bytes_per_second: float) -> None:
+    """Set ``producer_byte_rate`` of a client id (KIP-546); what is sent in the first ten seconds passes."""
+    entity = struct.pack(">i", 1) + _text("client-id") + _text(client_id)
+    value = struct.pack(">i", 1) + _text("producer_byte_rate") + struct.pack(">d?", bytes_per_second, False)
+    body = struct.pack(">i", 1) + entity + value + struct.pack(">?", False)
+    frame = struct.pack(">hhi", _ALTER_CLIENT_QUOTAS, 0, 1) + _text("tests") + body
+    with socket.create_connection(("127.0.0.1", kafka.port), 30) as connection:
+        connection.sendall(struct.pack(">i", len(frame)) + frame)
+        answer = connection.makefile("rb").read(4 + 4 + 4 + 4 + 2)
+    assert struct.unpack_from(">h", answer, 16) == (0,), answer
+
+
+def _text(text: str) -> bytes:
+    return struct.pack(">h", len(text)) + text.encode()
+
+
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 def test_all_arrives_at_the_rate_that_kafka_takes(
     bridge: Running, mosquitto: Mosquitto, kafka: Kafka, guarantee: str
@@ -37,8 +53,9 @@ def test_all_arrives_at_the_rate_that_kafka_takes(
     topic = f"slow-{guarantee}"
     kafka.create_topics({topic: 1})
     limit_bytes(kafka, topic, RATE)
-    values = {"broker": mosquitto.uri, "kafka": kafka.bootstrap, "topic": topic, "guarantee": guarantee}
-    bridge.file.write_text(BRIDGE.format(**values))
+    named = f', settings = {{ "client.id" = "{topic}" }}'
+    line = LINE.format(guarantee=guarantee, topic=topic)
+    bridge.write(mosquitto.uri, kafka.bootstrap, line, name="slow", kafka_settings=named)
     bridge.start()
     wait_until(bridge.online, PATIENCE, "the subscription")
     began = time.monotonic()

@@ -11,6 +11,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.mapped import frame_of, mapped, message
+from tests.integration.spark.collecting import configured
 from tests.unit.bridge.oracle import becomes, taker
 from towline.bridge.config.tables import RouteSection
 from towline.bridge.lines.sql import DEDUPE_COLUMNS, RouteSql
@@ -104,12 +105,8 @@ def test_each_message_is_asked_the_sql_of_its_route(spark: SparkSession) -> None
 @pytest.mark.parametrize("text", [*NASTY, "\0", "\x7f", "' OR 1=1 --", "a\\'b"])
 @pytest.mark.parametrize("escaped", ["false", "true"])
 def test_literals_come_back_as_they_went(spark: SparkSession, text: str, escaped: str) -> None:
-    name = "spark.sql.parser.escapedStringLiterals"
-    spark.conf.set(name, escaped)
-    try:
+    with configured(spark, {"spark.sql.parser.escapedStringLiterals": escaped}):
         assert spark.range(1).select(F.expr(sql_literal(text)).alias("x")).collect()[0].x == text
-    finally:
-        spark.conf.unset(name)
 
 
 def test_what_was_not_taken_in_whole_is_a_letter_and_nobody_is_asked(spark: SparkSession) -> None:

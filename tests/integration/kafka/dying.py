@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
@@ -18,7 +19,9 @@ from towline.kafka import producers
 from towline.kafka.delivery import Spool
 from towline.kafka.markerstore import MarkerStore
 from towline.sinks import Task
+from towline_prove.devstack import Kafka
 
+ROOT = Path(__file__).parents[3]
 #: Step -> the call it belongs to, and whether it comes before or after it.
 STEPS: dict[str, tuple[Any, str, str]] = {
     "before the rows are spooled": (Spool, "fill", "before"),
@@ -70,9 +73,13 @@ def arm(step: str, number: int) -> None:
     setattr(owner, name, wrapped)
 
 
-def main(
-    kafka: str, topic: str, first: int, last: int, rows: int, step: str = "", number: int = signal.SIGKILL
-) -> None:
+def dying(kafka: Kafka, topic: str, batches: range, rows: int, step: str, number: int = signal.SIGKILL) -> list[str]:
+    """The command that writes these batches."""
+    told = [kafka.bootstrap, topic, batches.start, batches[-1], rows, step, number]
+    return [sys.executable, "-m", __name__, json.dumps(told)]
+
+
+def main(kafka: str, topic: str, first: int, last: int, rows: int, step: str, number: int) -> None:
     sink = exactly_once(kafka, topic=topic, sinkId=topic)
     for batch in range(first, last + 1):
         if batch == last and step:
@@ -86,4 +93,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(**json.loads(sys.argv[1]))
+    main(*json.loads(sys.argv[1]))

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import uuid
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.helpers import wait_until
 from towline.errors import KafkaError
 from towline.kafka.admin import KafkaAdmin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from towline.kafka.deadletters import ChunkAssembler, DeadLetter
 
 #: Seconds that a machine may take which is busy, or stood still. A Spark start takes 10 s alone, and a minute there.
 PATIENCE = 240.0
@@ -52,6 +50,14 @@ def _has_ended_transactions(bootstrap: str, topic: str) -> bool:
     return False
 
 
-def numbers(bootstrap: str, topic: str, parse: Callable[[bytes], int] = int, *, amid: bool = False) -> list[int]:
+def dead_letters(bootstrap: str, topic: str) -> list[DeadLetter]:
+    """Those of a topic, put together again, and none of them in part."""
+    collector = ChunkAssembler()
+    found = [collector.add(one.key(), one.value(), one.headers()) for one in records(bootstrap, topic)]
+    assert not collector.incomplete
+    return [letter for letter in found if letter is not None]
+
+
+def numbers(bootstrap: str, topic: str, *, amid: bool = False) -> list[int]:
     """The values of a topic as numbers, in the order of `records`."""
-    return [parse(message.value()) for message in records(bootstrap, topic, amid=amid)]
+    return [int(message.value()) for message in records(bootstrap, topic, amid=amid)]

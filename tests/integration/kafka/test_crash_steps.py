@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import NewTopic
-from tests.integration.kafka.dying import STEPS
+from tests.integration.kafka.dying import ROOT, STEPS, dying
 from tests.integration.kafka.reading import numbers
 from tests.integration.kafka.writing import account
 from towline_prove.devstack import Kafka
@@ -24,15 +21,8 @@ EITHER = {"while the commit request is on its way"}
 
 def run(kafka: Kafka, topic: str, first: int, last: int, step: str = "") -> tuple[int, list[str]]:
     """Exit code and lines of a process that writes these batches and dies in the last."""
-    told = {"kafka": kafka.bootstrap, "topic": topic, "first": first, "last": last, "rows": ROWS, "step": step}
-    answer = subprocess.run(
-        [sys.executable, "-m", "tests.integration.kafka.dying", json.dumps(told)],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=not step,
-    )
+    command = dying(kafka, topic, range(first, last + 1), ROWS, step)
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=not step)
     return answer.returncode, answer.stdout.splitlines()
 
 

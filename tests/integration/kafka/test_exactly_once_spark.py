@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -14,19 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from tests.conftest import NewTopic
+from tests.helpers import present
 from tests.integration.kafka.reading import numbers
-from tests.integration.kafka.test_sink import ROWS_A_BATCH, counting, failure, line, running
+from tests.integration.kafka.test_sink import ROWS_A_BATCH, counting, failure, line, running, to_kafka
 from tests.integration.kafka.writing import account
+from tests.integration.spark.collecting import configured, forget_last_commit
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka
-
-
-def to_kafka(frame: DataFrame, kafka: Kafka, topic: str, checkpoint: Path, **more: str) -> DataStreamWriter:
-    given = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": topic, **more}
-    writer = frame.writeStream.format("kafka_transactional").options(**given)
-    return writer.option("checkpointLocation", str(checkpoint))
 
 
 def query_id(checkpoint: Path) -> str:
@@ -39,27 +34,11 @@ def markers(kafka: Kafka, checkpoint: Path, partitions: int = 1) -> list[Marker 
     return [store.read_marker(partition) for partition in range(partitions)]
 
 
-def committed_batch(checkpoint: Path) -> int:
-    names = [path.name for path in (checkpoint / "commits").glob("*")] if (checkpoint / "commits").exists() else []
-    return max((int(name) for name in names if name.isdecimal()), default=-1)
-
-
 def run_to_end(writer: DataStreamWriter, runs: int = 1) -> None:
     """Runs that each end with their last batch: none is left half done, and no task outlives its run."""
     for _ in range(runs):
         with running(writer.trigger(availableNow=True)) as query:
             assert query.awaitTermination(90)
-
-
-def forget_last_commit(checkpoint: Path) -> int:
-    """As if the driver had died after the tasks of its last batch: Spark runs that batch again."""
-    batch = committed_batch(checkpoint)
-    newest = max(int(path.name) for path in (checkpoint / "offsets").glob("*") if path.name.isdecimal())
-    for log, number in [("commits", batch), *(("offsets", n) for n in range(batch + 1, newest + 1))]:
-        for name in (str(number), f".{number}.crc"):
-            with contextlib.suppress(FileNotFoundError):
-                (checkpoint / log / name).unlink()
-    return batch
 
 
 def check(kafka: Kafka, topic: str) -> int:
@@ -73,12 +52,10 @@ def test_a_batch_that_is_in_kafka_is_skipped_when_spark_runs_it_again(
 ) -> None:
     name = topic(partitions=1)
     run_to_end(to_kafka(counting(spark), kafka, name, tmp_path))
-    (before,) = markers(kafka, tmp_path)
-    assert before is not None
+    before = present(*markers(kafka, tmp_path))
     assert forget_last_commit(tmp_path) <= before.batch
     run_to_end(to_kafka(counting(spark), kafka, name, tmp_path))
-    (marker,) = markers(kafka, tmp_path)
-    assert marker is not None
+    marker = present(*markers(kafka, tmp_path))
     assert marker.writer == query_id(tmp_path)
     assert marker.offsets is not None
     assert marker.total_rows == check(kafka, name) == (marker.batch + 1) * ROWS_A_BATCH
@@ -90,23 +67,16 @@ def test_a_partition_without_a_task_gets_its_marker_from_the_driver(
     name = topic(partitions=1)
     run_to_end(to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path, parallelism="2"), 2)
     run_to_end(to_kafka(counting(spark), kafka, name, tmp_path, parallelism="2"), 2)
-    first, second = markers(kafka, tmp_path, 2)
-    assert first is not None
-    assert second is not None
+    first, second = map(present, markers(kafka, tmp_path, 2))
     assert first.batch == second.batch
     check(kafka, name)
 
 
 def test_speculation_is_refused(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
     """A query hands its session's settings to its tasks as local properties."""
-    lenient = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"
-    spark.conf.set(lenient, "false")
-    spark.conf.set("spark.speculation", "true")
-    try:
+    lenient = {"spark.sql.legacy.setCommandRejectsSparkCoreConfs": "false", "spark.speculation": "true"}
+    with configured(spark, lenient):
         told = line(failure(to_kafka(counting(spark).coalesce(1), kafka, topic(), tmp_path, parallelism="1")))
-    finally:
-        spark.conf.unset("spark.speculation")
-        spark.conf.unset(lenient)
     assert "[TL-K25]" in told
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 
 from tests.conftest import NewTopic
 from tests.helpers import wait_until
+from tests.integration.kafka.dying import ROOT, dying
 from tests.integration.kafka.reading import numbers
 from tests.integration.kafka.writing import QUERY, account, counted, delivery, exactly_once
 from towline.errors import KafkaError
@@ -25,7 +24,6 @@ from towline.kafka.producers import TransactionalProducer
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
-ROOT = Path(__file__).parents[3]
 ROWS = 200
 
 
@@ -57,9 +55,7 @@ def check(kafka: Kafka, name: str, batches: int) -> None:
     ],
 )
 def test_a_paused_worker_wakes_up_late(kafka: Kafka, sink_id: str, step: str, outcome: str) -> None:
-    told = {"kafka": kafka.bootstrap, "topic": sink_id, "first": 0, "last": 0, "rows": ROWS, "step": step}
-    worker_of = json.dumps({**told, "number": signal.SIGSTOP})
-    command = [sys.executable, "-m", "tests.integration.kafka.dying", worker_of]
+    command = dying(kafka, sink_id, range(1), ROWS, step, number=signal.SIGSTOP)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         try:
@@ -82,11 +78,10 @@ def _state(pid: int) -> str:
 
 def test_two_drivers_on_one_checkpoint(kafka: Kafka, sink_id: str) -> None:
     """Both run the same batches; they fence each other, and what one loses the other wins."""
-    codes: list[str] = []
 
-    def drive() -> None:
+    def drive(_: int) -> list[str]:
         batch, deadline = 0, time.monotonic() + 60
-        mine = sink(kafka, sink_id)
+        mine, codes = sink(kafka, sink_id), list[str]()
         while batch < 5 and time.monotonic() < deadline:
             try:
                 write(mine, batch)
@@ -96,14 +91,11 @@ def test_two_drivers_on_one_checkpoint(kafka: Kafka, sink_id: str) -> None:
                     batch += 1
             else:
                 batch += 1
+        return codes
 
-    drivers = [threading.Thread(target=drive) for _ in range(2)]
-    for driver in drivers:
-        driver.start()
-    for driver in drivers:
-        driver.join(90)
-        assert not driver.is_alive()
-    assert set(codes) <= {"TL-K12", "TL-K19", "TL-K20"}, codes
+    with ThreadPoolExecutor(2) as pool:
+        codes = {code for driver in pool.map(drive, range(2), timeout=90) for code in driver}
+    assert codes <= {"TL-K12", "TL-K19", "TL-K20"}
     check(kafka, sink_id, 5)
 
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from tests.conftest import NewTopic
-from tests.integration.kafka.reading import records
+from tests.integration.kafka.reading import dead_letters, records
 from tests.integration.kafka.writing import QUERY, delivery
 from towline.kafka import recordcheck
 from towline.kafka.admin import KafkaAdmin
-from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Reason
+from towline.kafka.deadletters import Reason
 from towline.kafka.delivery import DeliveryResult
 from towline.kafka.producers import TransactionalProducer
 from towline.sinks import Task
@@ -59,13 +59,6 @@ def values(kafka: Kafka, topic: str) -> list[bytes]:
     return [record.value() for record in records(kafka.bootstrap, topic)]
 
 
-def letters(kafka: Kafka, topic: str) -> list[DeadLetter]:
-    collector = ChunkAssembler()
-    found = [collector.add(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, topic)]
-    assert not collector.incomplete
-    return [letter for letter in found if letter is not None]
-
-
 def mixed(topic: str, bad: Mapping[int, tuple[bytes | None, bytes]], count: int = 40) -> list[Any]:
     """Numbers with keys, some of them replaced."""
     return [(topic, *bad.get(number, (b"k", b"%d" % number))) for number in range(count)]
@@ -88,7 +81,7 @@ def test_refused_records_become_dead_letters_and_are_known_from_then_on(
     }
     done = write(kafka, guarantee, dead, *mixed(name, bad))
     assert (done.rows, done.dead_lettered) == (40 - len(bad), len(bad))
-    found = letters(kafka, dead)
+    found = dead_letters(kafka.bootstrap, dead)
     assert {letter.reason for letter in found} == {reason}
     assert [letter.value for letter in found] == [value for _, value in bad.values()]
     good = [b"%d" % number for number in range(40) if number not in bad]

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.conftest import NewTopic
-from tests.helpers import wait_until
+from tests.helpers import present, wait_until
 from tests.integration.kafka.reading import numbers, records
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
@@ -49,15 +49,14 @@ def running(writer: DataStreamWriter) -> Iterator[StreamingQuery]:
         query.stop()
 
 
-def options(kafka: Kafka, topic: str, **more: str) -> dict[str, str]:
-    base = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": topic, "guarantee": "at_least_once"}
-    return {**base, **{name.replace("__", "."): value for name, value in more.items()}}
+def options(kafka: Kafka, topic: str) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": kafka.bootstrap, "topic": topic, "guarantee": "at_least_once"}
 
 
-def to_kafka(frame: DataFrame, given: dict[str, str], checkpoint: Path) -> DataStreamWriter:
-    return (
-        frame.writeStream.format("kafka_transactional").options(**given).option("checkpointLocation", str(checkpoint))
-    )
+def to_kafka(frame: DataFrame, kafka: Kafka, topic: str, checkpoint: Path, **more: str) -> DataStreamWriter:
+    given = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": topic, **more}
+    writer = frame.writeStream.format("kafka_transactional").options(**given)
+    return writer.option("checkpointLocation", str(checkpoint))
 
 
 def failure(writer: DataStreamWriter) -> str:
@@ -130,7 +129,7 @@ def test_errors_in_options_and_columns_are_one_line(
 ) -> None:
     given = {**options(kafka, "t"), **change}
     frame = counting(spark).selectExpr(*columns.split(", ", 1))
-    assert says in line(failure(to_kafka(frame, given, tmp_path)))
+    assert says in line(failure(to_kafka(frame, kafka, "t", tmp_path, guarantee="at_least_once", **change)))
     batch = spark.range(1).selectExpr("CAST(id AS STRING) AS value").selectExpr(*columns.split(", ", 1))
     with pytest.raises(PySparkException) as caught:
         batch.write.format("kafka_transactional").mode("append").options(**given).save()
@@ -203,8 +202,7 @@ class FailsOnceWritten(StreamWriter):
 
     def write(self, iterator: Iterator[Any]) -> KafkaTaskResult:
         done = super().write(iterator)
-        context = TaskContext.get()
-        assert context is not None
+        context = present(TaskContext.get())
         if done.batch == 1 and context.attemptNumber() == 0:
             raise RuntimeError("the task fails after it wrote")
         return done
@@ -226,8 +224,7 @@ def test_a_task_tried_again(
     """At least once writes the rows again, the others do not; none loses these."""
     name = topic()
     spark.dataSource.register(Failing)
-    given = options(kafka, name, guarantee=guarantee)
-    writer = to_kafka(counting(spark).coalesce(1), given, tmp_path).format("failing")
+    writer = to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path, guarantee=guarantee).format("failing")
     with running(writer) as query:
         wait_until(lambda: (Checkpoint(str(tmp_path)).last_committed_batch() or 0) >= 2, 60, "three batches")
         assert query.exception() is None

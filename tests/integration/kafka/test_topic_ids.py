@@ -24,10 +24,14 @@ from towline.spark.kafka_sink import KafkaTransactional
 from towline_prove.devstack import Kafka
 
 
-def make_anew(kafka: Kafka, topic: str, config: dict[str, str] | None = None) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+def delete(kafka: Kafka, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # which must live until it has its answer
     admin.delete_topics([topic])[topic].result(30)
     wait_until(lambda: topic not in KafkaAdmin(kafka.bootstrap).info().topics, 30, "the topic's end")
+
+
+def make_anew(kafka: Kafka, topic: str, config: dict[str, str] | None = None) -> None:
+    delete(kafka, topic)
     kafka.create_topics({topic: 1}, config)
 
 

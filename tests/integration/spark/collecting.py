@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.helpers import wait_until
 from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.launch import find_running
 
 
 def end_gateway(state_dir: Path, number: signal.Signals = signal.SIGTERM) -> bool:
@@ -23,12 +26,41 @@ def end_gateway(state_dir: Path, number: signal.Signals = signal.SIGTERM) -> boo
     return True
 
 
+@contextlib.contextmanager
+def configured(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """With these settings while the block runs."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, former in reversed(before.items()):
+            spark.conf.unset(name) if former is None else spark.conf.set(name, former)
+
+
+def online(state_dir: Path) -> bool:
+    """Whether a gateway runs there, and has its subscription."""
+    client = find_running(state_dir)
+    if client is None:
+        return False
+    with client:
+        return bool(client.status()["state"] == "online")
+
+
+def newest(log: Path) -> int:
+    """The last batch in a log of a checkpoint."""
+    return max(int(path.name) for path in log.iterdir() if path.name.isdecimal())
+
+
 def forget_last_commit(checkpoint: Path) -> int:
-    """Remove the newest batch from the commit log, so that Spark runs it again; its number."""
-    newest = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
-    for name in (str(newest), f".{newest}.crc"):
-        (checkpoint / "commits" / name).unlink(missing_ok=True)
-    return newest
+    """As if the driver had died after the tasks of its last batch: Spark runs that batch again; its number."""
+    batch = newest(checkpoint / "commits")
+    later = range(batch + 1, newest(checkpoint / "offsets") + 1)
+    for log, number in [("commits", batch), *(("offsets", n) for n in later)]:
+        for name in (str(number), f".{number}.crc"):
+            (checkpoint / log / name).unlink(missing_ok=True)
+    return batch
 
 
 class Collected:

@@ -11,8 +11,8 @@ import pyarrow.dataset as ds
 import pytest
 
 from tests.helpers import wait_until
+from tests.integration.spark.collecting import online
 from towline import Client
-from towline.gateway.launch import find_running
 from towline_prove.devstack import Mosquitto
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "plain_pyspark.py"
@@ -23,7 +23,7 @@ def test_two_sinks_from_one_gateway(mosquitto: Mosquitto, tmp_path: Path) -> Non
     directory = tmp_path / "plain"
     command = [sys.executable, str(EXAMPLE), mosquitto.uri, "telemetry/#:1", str(directory), "--messages", "100"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_until(lambda: _online(directory), 120, "the example's gateway")
+    wait_until(lambda: online(directory / "gateway"), 120, "the example's gateway")
     with Client(mosquitto.uri, client_id="devices") as client:
         for number in range(100):
             client.publish(f"telemetry/d{number % 5}/temp", b"%d" % number).result(60)
@@ -38,11 +38,3 @@ def test_two_sinks_from_one_gateway(mosquitto: Mosquitto, tmp_path: Path) -> Non
     # A query that is stopped makes Spark's own worker daemon complain of a broken pipe now and then; our code may not.
     frames = re.findall(r'File ".*(?:/src/towline/|plain_pyspark).*', shown)
     assert not frames, shown
-
-
-def _online(directory: Path) -> bool:
-    client = find_running(directory / "gateway")
-    if client is None:
-        return False
-    with client:
-        return bool(client.status()["state"] == "online")

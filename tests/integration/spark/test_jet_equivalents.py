@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,9 +13,8 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import NewMosquitto
 from tests.helpers import lacking, wait_until
-from tests.integration.spark.collecting import end_gateway
+from tests.integration.spark.collecting import online
 from towline import Client, ClientSettings
-from towline.gateway.launch import find_running
 from towline.net.client import Message
 from towline.spark.options import parse_sink_options
 from towline_prove.devstack import Mosquitto
@@ -32,22 +30,6 @@ pytestmark = pytest.mark.spark
 def jet(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     monkeypatch.syspath_prepend(str(PLACE))
     return {name: importlib.import_module(name) for name in ("sources", "sinks", "pipeline", "functions")}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    """Where the gateways live; they end with the test."""
-    yield tmp_path
-    for file in tmp_path.rglob("endpoint.json"):
-        end_gateway(file.parent)
-
-
-def online(state: Path) -> bool:
-    client = find_running(state)
-    if client is None:
-        return False
-    with client:
-        return bool(client.status()["state"] == "online")
 
 
 def hear(ear: Client, topics: set[str]) -> dict[str, Message]:
@@ -81,17 +63,13 @@ def test_builder_source_and_sink(
     for options in jet["sinks"].RETRY.values():
         parse_sink_options({"gateway": str(place), **options})
     assert "payload" in jet["sources"].connected(spark, "mqtt://a:1883,mqtt://b:1883", place / "state").columns
+    login = ClientSettings(username="jet", password="s3cret")
     broker, secret = secured(new_mosquitto, place)
     items = jet["sources"].built(spark, broker.uri, place / "source", "jet", secret)
     query = jet["sinks"].built(items, broker.uri, place / "sink", "jet", secret)
     try:
         wait_until(lambda: online(place / "source"), PATIENCE, "the source's session")
-        with Client(
-            broker.uri,
-            client_id="ear",
-            subscribe=["shouts/#"],
-            settings=ClientSettings(username="jet", password="s3cret"),
-        ) as ear:
+        with Client(broker.uri, client_id="ear", subscribe=["shouts/#"], settings=login) as ear:
             for name in ("ann", "bob"):
                 ear.publish(f"drivers/{name}", f"{name} brakes".encode(), qos=2).result(60)
             heard = hear(ear, {"shouts/ann", "shouts/bob"})
@@ -102,12 +80,7 @@ def test_builder_source_and_sink(
         "shouts/bob": b"BOB BRAKES",
     }
     assert {message.qos for message in heard.values()} <= {1, 2}
-    with Client(
-        broker.uri,
-        client_id="late",
-        subscribe=["shouts/ann"],
-        settings=ClientSettings(username="jet", password="s3cret"),
-    ) as late:
+    with Client(broker.uri, client_id="late", subscribe=["shouts/ann"], settings=login) as late:
         kept = late.receive(30)
     assert kept is not None
     assert kept.retain, "the message function sets retain"

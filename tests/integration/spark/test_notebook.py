@@ -5,28 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql import SparkSession
 
 from tests.conftest import NewTopic
 from tests.helpers import wait_until
-from tests.integration.spark.collecting import end_gateway
 from tests.integration.spark.test_source import LONG
 from towline import Client
 from towline.gateway.launch import find_running
 from towline_prove.devstack import Kafka, Mosquitto
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    end_gateway(tmp_path / "plant-7")
 
 
 def test_the_page_does_what_it_says(

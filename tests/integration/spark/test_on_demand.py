@@ -6,39 +6,20 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import paho.mqtt.client as mqtt
-import pytest
-from paho.mqtt.enums import CallbackAPIVersion
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.helpers import wait_until
+from tests.helpers import present, wait_until
+from tests.integration.bridge.running import publish as published
 from tests.integration.spark.collecting import Collected, end_gateway
 from tests.integration.spark.test_source import LONG, begun, failure, until
 from towline.gateway.endpoint import GatewayEndpoint
 from towline_prove.devstack import Mosquitto
 
-
-@pytest.fixture
-def state_dir(tmp_path: Path) -> Iterator[Path]:
-    """A state directory; the gateway that was started for it ends with the test."""
-    directory = tmp_path / "plant-7"
-    yield directory
-    end_gateway(directory)
-
-
-def publish(broker: Mosquitto, *payloads: str) -> None:
-    client = mqtt.Client(CallbackAPIVersion.VERSION2)
-    client.connect("127.0.0.1", int(broker.uri.rpartition(":")[2]))
-    client.loop_start()
-    for payload in payloads:
-        client.publish("telemetry/d1", payload, qos=1).wait_for_publish(LONG)
-    client.loop_stop()
-    client.disconnect()
+publish = partial(published, topic="telemetry/d1", text="{}")
 
 
 def load(spark: SparkSession, broker: Mosquitto, state_dir: Path, checkpoint: str = "") -> DataFrame:
@@ -71,8 +52,7 @@ class Killing(Collected):
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         if self.after is None:
-            before = GatewayEndpoint.read(self._state_dir)
-            assert before is not None
+            before = present(GatewayEndpoint.read(self._state_dir))
             os.kill(before.pid, signal.SIGKILL)
             wait_until(before.process.has_ended, LONG)
             self.after = wait_until(partial(self._other, before), LONG, "another gateway")
@@ -94,49 +74,50 @@ def has(sink: Collected, *wanted: str) -> bool:
 
 
 def test_a_stream_brings_its_own_gateway_which_outlives_it_and_refuses_an_older_copy(
-    spark: SparkSession, mosquitto: Mosquitto, state_dir: Path, tmp_path: Path
+    spark: SparkSession, mosquitto: Mosquitto, place: Path
 ) -> None:
     """[I14]: what waits at the broker stays there until the newest state is back."""
-    frame = load(spark, mosquitto, state_dir, str(tmp_path / "ck"))
+    state_dir = place / "plant-7"
+    frame = load(spark, mosquitto, state_dir, str(place / "ck"))
     first = Collected()
-    query = run(frame, first, tmp_path)
+    query = run(frame, first, place)
     try:
         endpoint = wait_until(partial(GatewayEndpoint.read, state_dir), LONG)
-        publish(mosquitto, "1", "2")
+        publish(mosquitto, 1, 2)
         until(query, partial(has, first, "1", "2"))
-        shutil.copytree(state_dir / "inbox", tmp_path / "copy")
+        shutil.copytree(state_dir / "inbox", place / "copy")
     finally:
         query.stop()
     assert endpoint.owner_pid is not None
     assert Path(f"/proc/{endpoint.owner_pid}/comm").read_text() == "java\n"
     assert not endpoint.process.has_ended()
 
-    publish(mosquitto, "3")
+    publish(mosquitto, 3, 1)
     second = Collected()
-    query = run(frame, second, tmp_path)
+    query = run(frame, second, place)
     try:
         until(query, lambda: payloads(second)[-1:] == ["3"])
-        publish(mosquitto, "4")
+        publish(mosquitto, 4, 1)
         until(query, lambda: payloads(second)[-2:] == ["3", "4"])
     finally:
         query.stop()
     assert GatewayEndpoint.read(state_dir) == endpoint
     end_gateway(state_dir)
-    publish(mosquitto, "5", "6")
+    publish(mosquitto, 5, 2)
 
-    (state_dir / "inbox").rename(tmp_path / "newest")
-    shutil.copytree(tmp_path / "copy", state_dir / "inbox")
-    line = failure(run(frame, Collected(), tmp_path))
+    (state_dir / "inbox").rename(place / "newest")
+    shutil.copytree(place / "copy", state_dir / "inbox")
+    line = failure(run(frame, Collected(), place))
     assert "the checkpoint is at offset 4, the journal ends at 2: an older copy" in line
     assert "[TL-G06]" in line
 
     shutil.rmtree(state_dir / "inbox")
-    (tmp_path / "newest").rename(state_dir / "inbox")
+    (place / "newest").rename(state_dir / "inbox")
     again = Killing(state_dir)
-    query = run(frame, again, tmp_path)
+    query = run(frame, again, place)
     try:
         until(query, lambda: payloads(again)[-2:] == ["5", "6"])
-        publish(mosquitto, "7")
+        publish(mosquitto, 7, 1)
         until(query, lambda: payloads(again)[-1:] == ["7"] and absences(query))
     finally:
         query.stop()
