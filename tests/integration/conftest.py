@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import pytest
 from paho.mqtt import client as paho
@@ -17,25 +19,41 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from tests.conftest import NewMosquitto
 from tests.engines.forked import ForkedProcess, fork_gateway
 from tests.helpers import commit, wait_until
-from towline import Client, ClientSettings
+from towline import Client
 from towline.bridge.config.file import load
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import find_running
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal
-from towline.net.endpoint import Tls
 from towline.schema import ROW_SCHEMA
 from towline_prove.devstack import Mosquitto
+
+#: Settings of a Mosquitto that keeps what it acknowledges, and drops nothing.
+KEEPING = {"max_queued_messages": "0", "persistence": "true", "autosave_interval": "1", "autosave_on_changes": "true"}
+
+
+@pytest.fixture
+def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
+    """A Mosquitto that drops nothing; it keeps nothing over its end, as by default."""
+    return new_mosquitto(max_queued_messages="0")
+
+
+def towline_command(*arguments: object, check: bool = False, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    """Run `towline` with these arguments to its end; what it said."""
+    command = [sys.executable, "-m", "towline", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=check, timeout=timeout)
 
 
 class Gateway:
     """One gateway process and its client."""
 
+    process: ForkedProcess
+
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
-        self.process: ForkedProcess | None = None
         self._client: GatewayClient | None = None
         self.log = settings.state_dir.parent / "gateway.log"
 
@@ -43,21 +61,21 @@ class Gateway:
         self.process = fork_gateway(self.settings, self.log, drain_s=drain_s, prepare=prepare)
         return self.process
 
-    def start(self, drain_s: float | None = None, prepare: Callable[[], None] | None = None) -> GatewayClient:
-        process = self.spawn(drain_s, prepare)
+    def start(self, drain_s: float | None = None) -> GatewayClient:
+        process = self.spawn(drain_s)
         self._client = wait_until(lambda: find_running(self.settings.state_dir), what="the gateway's endpoint")
         assert process.poll() is None
         return self._client
 
-    def connect(self) -> GatewayClient:
-        """Start it, and wait until its session is online."""
-        client = self.start()
-        self.until(state="online")
-        return client
+    def connect(self, **wanted: Any) -> Self:
+        """Start it, and wait until its session is online and its status shows all of `wanted`."""
+        self.start()
+        self.until(state="online", **wanted)
+        return self
 
-    def fail(self, drain_s: float | None = None, timeout: float = 15) -> str:
+    def fail(self, *codes: int) -> str:
         """Start it, expect it to end by itself with an error, and return the last line of its log."""
-        assert self.spawn(drain_s).wait(timeout) not in (0, None)
+        assert self.spawn().wait(15) in (codes or range(1, 256))
         return self.log.read_text().splitlines()[-1]
 
     @property
@@ -85,7 +103,6 @@ class Gateway:
         return last
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        assert self.process is not None
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
         if self._client is not None:
@@ -93,11 +110,9 @@ class Gateway:
             self._client = None
         return self.process.wait(60)
 
-    def commit(self, consumer: str = "spark") -> int:
-        """Commit everything that is in the journal, as a query does; the offset."""
-        end = int(self.status()["end"])
-        commit(self.client, consumer, end)
-        return end
+    def commit(self) -> None:
+        """Commit everything that is in the journal, as a query does."""
+        commit(self.client, "spark", int(self.status()["end"]))
 
     def seen(self) -> list[int]:
         """The numbers in the journal of the running gateway."""
@@ -114,34 +129,42 @@ class Gateway:
             journal.close()
 
 
+@pytest.fixture
+def made_gateways() -> Iterator[list[Gateway]]:
+    """Gateways that are ended after the test."""
+    gateways: list[Gateway] = []
+    yield gateways
+    for gateway in gateways:
+        if hasattr(gateway, "process") and gateway.process.poll() is None:
+            gateway.stop(signal.SIGKILL)
+
+
 class NewGateway(Protocol):
-    def __call__(self, broker: Mosquitto | str, name: str = "plant-7", **settings: object) -> Gateway: ...
+    def __call__(
+        self, broker: Mosquitto | str, name: str = "plant-7", *, qos: int = 1, **settings: object
+    ) -> Gateway: ...
 
 
 @pytest.fixture
-def new_gateway(tmp_path: Path) -> Iterator[NewGateway]:
-    """Make gateways that are ended after the test."""
-    gateways: list[Gateway] = []
+def new_gateway(tmp_path: Path, made_gateways: list[Gateway]) -> NewGateway:
+    """Make gateways that take t/# in with a QoS and the guarantee that goes with it, or what their settings say."""
 
-    def make(broker: Mosquitto | str, name: str = "plant-7", **settings: object) -> Gateway:
+    def make(broker: Mosquitto | str, name: str = "plant-7", *, qos: int = 1, **settings: object) -> Gateway:
         given = {
             "name": name,
             "state_dir": tmp_path / "state" / name,
             "brokers": broker if isinstance(broker, str) else broker.uri,
-            "subscriptions": [{"pattern": "t/#", "qos": 1}],
+            "subscriptions": [{"pattern": "t/#", "qos": qos}],
+            "guarantee": "exactly_once" if qos == 2 else "at_least_once",
             "owner_pid": os.getpid(),
             "connect_timeout_s": 5,
             **settings,
         }
         (tmp_path / "state").mkdir(exist_ok=True)
-        gateway = Gateway(GatewaySettings.model_validate(given))
-        gateways.append(gateway)
+        made_gateways.append(gateway := Gateway(GatewaySettings.model_validate(given)))
         return gateway
 
-    yield make
-    for gateway in gateways:
-        if gateway.process is not None and gateway.process.poll() is None:
-            gateway.stop(signal.SIGKILL)
+    return make
 
 
 class NewMembers(Protocol):
@@ -149,9 +172,8 @@ class NewMembers(Protocol):
 
 
 @pytest.fixture
-def new_members(tmp_path: Path) -> Iterator[NewMembers]:
+def new_members(tmp_path: Path, made_gateways: list[Gateway]) -> NewMembers:
     """Make the gateways of the only line of a bridge file, by member: what `towline gateway --member` would run."""
-    gateways: list[Gateway] = []
 
     def make(broker: Mosquitto, uplink: str) -> dict[str, Gateway]:
         text = f'name = "b"\nstate_dir = "state"\nmqtt = {{ brokers = "{broker.uri}" }}\n'
@@ -163,22 +185,18 @@ def new_members(tmp_path: Path) -> Iterator[NewMembers]:
             assert settings.share is not None
             made[settings.share.member] = gateway = Gateway(settings.model_copy(update={"owner_pid": os.getpid()}))
             gateway.log = tmp_path / f"{settings.name}.log"
-        gateways.extend(made.values())
+        made_gateways.extend(made.values())
         return made
 
-    yield make
-    for gateway in gateways:
-        if gateway.process is not None and gateway.process.poll() is None:
-            gateway.stop(signal.SIGKILL)
+    return make
 
 
-def publish(broker: Mosquitto, numbers: range, topic: str = "t/1", *, qos: int = 1, tls: Tls | None = None) -> None:
+def publish(broker: Mosquitto, numbers: range, topic: str = "t/1", *, qos: int = 1) -> None:
     """Publish numbered messages and return when the broker has acknowledged them.
 
     Each time as another client: one that takes over from itself loses the QoS 0 messages Mosquitto has not read yet.
     """
-    uri = broker.uri.replace("mqtt://", "mqtts://") if tls else broker.uri
-    with Client(uri, client_id=f"test-{uuid.uuid4().hex}", settings=ClientSettings(tls=tls or Tls())) as client:
+    with Client(broker.uri, client_id=f"test-{uuid.uuid4().hex}") as client:
         for result in [client.publish(topic, b"%d" % number, qos=qos) for number in numbers]:
             result.result(60)
 
@@ -190,7 +208,6 @@ def payloads(gateway: Gateway) -> list[int]:
 class Message(NamedTuple):
     topic: str
     payload: bytes
-    expiry_s: int | None
     packet_id: int
     user_properties: list[tuple[str, str]]
 
@@ -213,16 +230,8 @@ class Ear:
         assert subscribed.wait(60)
 
     def _on_message(self, _client: Any, _data: Any, message: Any) -> None:
-        expiry = getattr(message.properties, "MessageExpiryInterval", None)
         pairs = getattr(message.properties, "UserProperty", [])
-        self.messages.append(Message(message.topic, message.payload, expiry, message.mid, pairs))
-
-    @property
-    def payloads(self) -> list[bytes]:
-        return [message.payload for message in self.messages]
-
-    def hear(self) -> int:
-        return len(self.messages)
+        self.messages.append(Message(message.topic, message.payload, message.mid, pairs))
 
     def until(self, count: int, timeout: float = 60) -> None:
         """Wait for so many different messages."""
@@ -237,11 +246,10 @@ class Ear:
 
 
 @pytest.fixture
-def ears() -> Iterator[list[Ear]]:
-    listening: list[Ear] = []
-    yield listening
-    for ear in listening:
-        ear.close()
+def ear(broker: Mosquitto) -> Iterator[Ear]:
+    """At the broker of the test, on all topics."""
+    with contextlib.closing(Ear(broker)) as listening:
+        yield listening
 
 
 def outbox(gateway: Gateway) -> dict[str, Any]:

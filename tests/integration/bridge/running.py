@@ -14,16 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any, Self
 
 import psutil
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 
 from tests.helpers import wait_for_end, wait_until
+from tests.integration.conftest import towline_command
+from tests.integration.devices import device
 from tests.integration.kafka.reading import PATIENCE, records
 from towline.bridge.runtime.status import collect_status
 from towline_prove.devstack import Mosquitto
@@ -44,12 +41,23 @@ class Running:
     within: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
 
-    def write(self, mqtt: str, kafka: str, lines: str, *, name: str = "tests", create_topics: bool = False) -> None:
-        """The bridge file: two cores of Spark between these servers, and lines."""
+    def write(
+        self,
+        mqtt: str,
+        kafka: str,
+        lines: str,
+        *,
+        name: str = "tests",
+        create_topics: bool = False,
+        mqtt_settings: str = "",
+        kafka_settings: str = "",
+        spark_settings: str = "",
+    ) -> None:
+        """The bridge file: two cores of Spark between these servers, and lines; settings begin with a comma."""
         create = ", create_topics = { partitions = 1 }" if create_topics else ""
-        head = f'name = "{name}"\nstate_dir = "{self.state}"\nmqtt = {{ brokers = "{mqtt}" }}\n'
-        servers = f'kafka = {{ bootstrap_servers = "{kafka}"{create} }}\nspark = {{ master = "local[2]" }}\n'
-        self.file.write_text(head + servers + lines)
+        head = f'name = "{name}"\nstate_dir = "{self.state}"\nmqtt = {{ brokers = "{mqtt}"{mqtt_settings} }}\n'
+        servers = f'kafka = {{ bootstrap_servers = "{kafka}"{create}{kafka_settings} }}\n'
+        self.file.write_text(f'{head}{servers}spark = {{ master = "local[2]"{spark_settings} }}\n{lines}')
 
     def start(self, *more: str) -> None:
         with (self.directory / "out").open("ab") as out:
@@ -84,13 +92,13 @@ class Running:
 
     def command(self, name: str, *arguments: str) -> str:
         """What another command says of this file, which comes first."""
-        command = [sys.executable, "-m", "towline", name, str(self.file), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
+        told = towline_command(name, self.file, *arguments, check=True)
+        assert told.stderr == ""
+        return told.stdout
 
     def status_command(self) -> dict[str, Any]:
         """What `towline status` says."""
-        command = [sys.executable, "-m", "towline", "status", "--json", str(self.file)]
-        status: dict[str, Any] = json.loads(subprocess.run(command, stdout=PIPE, check=False, timeout=60).stdout)
+        status: dict[str, Any] = json.loads(towline_command("status", "--json", self.file).stdout)
         return status
 
     def line(self, name: str = "line") -> dict[str, Any]:
@@ -117,22 +125,12 @@ class Running:
 
 
 def publish(
-    broker: Mosquitto, first: int, count: int, *, topic: str = "t/d/x", text: str = "m{}", qos: int = 1, user: str = ""
+    broker: Mosquitto, first: int, count: int, *, topic: str = "t/d/x", text: str = "m{}", qos: int = 1
 ) -> None:
-    """Publish numbered messages and wait until the broker has them; ``user`` names a user property for the text."""
-    device = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
-    device.connect("127.0.0.1", broker.port)
-    device.loop_start()
-    sent = []
-    for value in map(text.format, range(first, first + count)):
-        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        if user:
-            properties.UserProperty = (user, value)
-        sent.append(device.publish(topic, value, qos=qos, properties=properties))
-    for each in sent:
-        each.wait_for_publish(PATIENCE)
-    device.disconnect()
-    device.loop_stop()
+    """Publish numbered messages and wait until the broker has them."""
+    with device(broker.port) as client:
+        for each in [client.publish(topic, text.format(n), qos=qos) for n in range(first, first + count)]:
+            each.wait_for_publish(PATIENCE)
 
 
 def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from getpass import getuser
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import NewMosquitto, NewTopic
+from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Flow, Running, in_kafka, publish
 from towline.bridge.runtime.state import APPLIED, read_state
@@ -59,17 +57,16 @@ def loads() -> Iterator[list[Flow]]:
 
 
 def test_a_load_runs_through_pauses_reloads_a_restart_and_a_kill(
-    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic, loads: list[Flow]
+    bridge: Running, broker: Mosquitto, kafka: Kafka, topic: NewTopic, loads: list[Flow]
 ) -> None:
     """Lost 0, doubled 0: a topic that changes, one that comes, and one that goes; the first reload is killed midway.
 
     The line beside it is paused over the kill, and then goes on while the others are reloaded and restarted.
     """
-    broker = new_mosquitto(max_queued_messages="0")
     before, after, gone, new = topic("before"), topic("after"), topic("gone"), topic("new")
     last, besides = topic("last"), {"other": topic("other")}
     write(bridge, broker, kafka, ("k/#", before), ("old/#", gone), beside=besides)
-    bridge.program = ("tests.integration.bridge.dying",)
+    bridge.program = ("tests.engines.dying", "towline.bridge.runtime.reload:Reloader._start_gateway")
     bridge.start()
     wait_until(lambda: bridge.online() and bridge.online("other"), PATIENCE, "the gateways")
     kept, old, other = load(broker, "k/d"), load(broker, "old/d"), load(broker, "other/d")
@@ -96,10 +93,7 @@ def test_a_load_runs_through_pauses_reloads_a_restart_and_a_kill(
 
     old_sent, reader = old.end(), readers(bridge, "other")
     write(bridge, broker, kafka, ("k/#", after), ("new/#", new), beside={**besides, "third": after})
-    command = [sys.executable, "-m", "towline", "reload", str(bridge.file)]
-    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout == 'line "line": gateway and query restarted\nline "third": new\n'
+    assert bridge.command("reload") == 'line "line": gateway and query restarted\nline "third": new\n'
     publish(broker, old_sent, 5, topic="old/d", text="{}", qos=2)
     wait_until(lambda: bridge.online("third"), PATIENCE, "the line that has come")
     publish(broker, 0, 5, topic="third/d", text="third {}", qos=2)

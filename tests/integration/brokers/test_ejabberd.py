@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ from tests.helpers import wait_until
 from tests.integration.conftest import Gateway, NewGateway, payloads
 from tests.integration.doctor.brokers import examined, wrong
 from tests.unit.doctor.bridges import UP, bridge_of
-from towline import ClientSettings
+from towline import ClientSettings, files
 from towline.delivery.outrows import rows_from_messages
 from towline.doctor.table import Verdict
 from towline.net.client import Client
@@ -22,10 +23,8 @@ from towline.net.client import Client
 USER = "towline@localhost"
 
 
-def at(broker: Ejabberd, new_gateway: NewGateway, name: str, **settings: object) -> Gateway:
-    secret = broker.directory / "any-password"
-    secret.touch(mode=0o600)
-    secret.write_text("any")
+def at(broker: Ejabberd, new_gateway: NewGateway, name: str, **settings: Any) -> Gateway:
+    files.replace(secret := broker.directory / "any-password", "any", sync=False)
     return new_gateway(broker.uri, name, username=USER, password_file=secret, **settings)
 
 
@@ -39,11 +38,8 @@ def publish(broker: Ejabberd, numbers: range, topic: str, qos: int) -> None:
 def test_an_uplink_session_outlives_a_kill_of_the_gateway(
     ejabberd: Ejabberd, new_gateway: NewGateway, qos: int
 ) -> None:
-    guarantee = "exactly_once" if qos == 2 else "at_least_once"
     filters = [{"pattern": f"up{qos}/#", "qos": qos}]
-    gateway = at(ejabberd, new_gateway, f"up-{qos}", subscriptions=filters, guarantee=guarantee)
-    gateway.start()
-    gateway.until(state="online", protocol="5")
+    gateway = at(ejabberd, new_gateway, f"up-{qos}", qos=qos, subscriptions=filters).connect(protocol="5")
     publish(ejabberd, range(40), f"up{qos}/x", qos)
     gateway.until(journaled=40)
     gateway.stop(signal.SIGKILL)
@@ -63,13 +59,9 @@ def seen_by(ear: Gateway, count: int) -> list[int]:
 def test_a_downlink_loses_nothing_when_the_gateway_is_killed(
     ejabberd: Ejabberd, new_gateway: NewGateway, qos: int
 ) -> None:
-    ear = at(ejabberd, new_gateway, f"ear-{qos}", subscriptions=[{"pattern": f"down{qos}/#", "qos": qos}])
-    ear.start()
-    ear.until(state="online")
-    guarantee = "exactly_once" if qos == 2 else "at_least_once"
-    gateway = at(ejabberd, new_gateway, f"down-{qos}", subscriptions=[], outbox={}, guarantee=guarantee)
-    client = gateway.start()
-    gateway.until(state="online")
+    ear = at(ejabberd, new_gateway, f"ear-{qos}", subscriptions=[{"pattern": f"down{qos}/#", "qos": qos}]).connect()
+    gateway = at(ejabberd, new_gateway, f"down-{qos}", qos=qos, subscriptions=[], outbox={})
+    client = gateway.connect().client
     rows = rows_from_messages([{"topic": f"down{qos}/x", "payload": b"%d" % n, "qos": qos} for n in range(200)])
     client.send("q/0", 0, rows)
     seen_by(ear, 50)
@@ -110,9 +102,7 @@ def environment(process: psutil.Process) -> str:
 
 def test_the_doctor_finds_what_it_lacks(ejabberd: Ejabberd, tmp_path: Path) -> None:
     """No shared subscriptions, and sessions of 5 minutes."""
-    secret = tmp_path / "any-password"
-    secret.touch(mode=0o600)
-    secret.write_text("any")
+    files.replace(secret := tmp_path / "any-password", "any", sync=False)
     mqtt = f'username = "{USER}"\npassword_file = "{secret}"'
     shared = UP.replace("telemetry/#", "$share/plant/doctor/#")
     found = examined(bridge_of(tmp_path, ejabberd.uri, shared, mqtt), rate=20)

@@ -21,8 +21,7 @@ def test_auto_finds_out_that_it_speaks_3_1_1_and_a_session_outlives_a_kill(
 ) -> None:
     """It ends the connection at a CONNECT of version 5, without a word."""
     gateway = new_gateway(rabbitmq.uri, "up-1", subscriptions=[{"pattern": "up/#", "qos": 1}], protocol="auto")
-    gateway.start()
-    gateway.until(state="online", protocol="3.1.1")
+    gateway.connect(protocol="3.1.1")
     gateway.stop(signal.SIGKILL)
     with Client(rabbitmq.uri, client_id="up-1-sender", settings=ClientSettings(protocol="auto")) as client:
         assert client.publish("up/x", b"0", qos=1).result(30).reason == 0
@@ -69,8 +68,7 @@ def test_a_downlink_of_qos_1_loses_nothing_when_the_gateway_is_killed(
 ) -> None:
     """It keeps no session without subscriptions: nothing of that is told as a loss."""
     ear = new_gateway(rabbitmq.uri, "ear-1", subscriptions=[{"pattern": "down/#", "qos": 1}], protocol="3.1.1")
-    ear.start()
-    ear.until(state="online")
+    ear.connect()
     gateway = new_gateway(rabbitmq.uri, "down-1", subscriptions=[], outbox={}, protocol="3.1.1")
     client = gateway.start()
     rows = rows_from_messages([{"topic": "down/x", "payload": b"%d" % n, "qos": 1} for n in range(500)])
@@ -97,8 +95,7 @@ def test_a_shared_subscription_is_refused_on_the_way_down(rabbitmq: RabbitMQ, ne
 def test_a_drain_takes_in_what_is_queued_and_ends_the_session(rabbitmq: RabbitMQ, new_gateway: NewGateway) -> None:
     """MQTT 3.1.1 and a window of 10: what was queued still comes after UNSUBSCRIBE, and CleanSession 1 ends it."""
     gateway = new_gateway(rabbitmq.uri, "out-1", subscriptions=[{"pattern": "out/#", "qos": 1}], protocol="3.1.1")
-    gateway.start()
-    gateway.until(state="online")
+    gateway.connect()
     gateway.stop()
     with Client(rabbitmq.uri, client_id="out-1-sender", settings=ClientSettings(protocol="3.1.1")) as client:
         for receipt in [client.publish("out/x", b"%d" % n, qos=1) for n in range(200)]:
@@ -107,7 +104,6 @@ def test_a_drain_takes_in_what_is_queued_and_ends_the_session(rabbitmq: RabbitMQ
     gateway.until(journaled=200)
     assert gateway.seen() == [*range(200)]
     gateway.commit()
-    assert gateway.process is not None
     assert gateway.process.wait(30) == 0
 
 

@@ -8,26 +8,13 @@ from towline.doctor.inputs import Inputs
 from towline.doctor.table import Finding, Verdict
 from towline_prove.devstack import Mosquitto
 
-#: Mosquitto as it keeps what it acknowledges.
-KEEPING = {
-    "persistence": "true",
-    "autosave_on_changes": "true",
-    "autosave_interval": "1",
-    "max_queued_messages": "0",
-}
-
 
 def examined(
-    bridge: Bridge,
-    broker: Mosquitto | None = None,
-    *,
-    rate: float | None = 200.0,
-    probes: int = 60,
-    seconds: float = 0.5,
+    bridge: Bridge, broker: Mosquitto | None = None, *, rate: float | None = 200.0, probes: int = 60
 ) -> list[Finding]:
     """What is found about the brokers; with the broker's configuration where one is given."""
     conf = None if broker is None else broker.directory / "mosquitto.conf"
-    return examine_brokers(Inputs(bridge, rate, seconds, conf, probe_messages=probes))
+    return examine_brokers(Inputs(bridge, rate, 0.5, conf, probe_messages=probes))
 
 
 def wrong(found: list[Finding]) -> set[tuple[str, Verdict]]:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import NewMosquitto
-from tests.helpers import wait_until
-from tests.integration.doctor.brokers import KEEPING, examined, wrong
+from tests.helpers import present, wait_until
+from tests.integration.conftest import KEEPING
+from tests.integration.doctor.brokers import examined, wrong
 from tests.unit.doctor.bridges import UP, bridge_of
 from tests.unit.doctor.recorded import HOLDS, UNKNOWN
-from towline import Client
+from towline import Client, files
 from towline.bridge.config.model import Uplink
 from towline.doctor.inputs import PROBE_PREFIX
-from towline.doctor.table import Finding
 from towline.net.settings import ClientSettings
 from towline_prove.devstack import Mosquitto
 
@@ -38,18 +38,14 @@ def gateway(line: Uplink, uri: str, settings: ClientSettings | None = None) -> C
     )
 
 
-def published(uri: str, numbers: Sequence[int], settings: ClientSettings | None = None) -> None:
-    with Client(uri, client_id="device", settings=settings or ClientSettings(session_expiry_s=0)) as device:
-        for one in [device.publish("plant/d7/state", str(number)) for number in numbers]:
-            one.result(30)
-
-
-def published_all_along(uri: str, numbers: Sequence[int]) -> None:
-    """Over as many seconds as the probes of a broker take."""
-    with Client(uri, client_id="device", settings=ClientSettings(session_expiry_s=0)) as device:
+def published(uri: str, numbers: Sequence[int], user: str | None = None, pause_s: float = 0.0) -> None:
+    settings, sent = ClientSettings(username=user, session_expiry_s=0), []
+    with Client(uri, client_id="device", settings=settings) as device:
         for number in numbers:
-            device.publish("plant/d7/state", str(number)).result(30)
-            time.sleep(0.04)
+            sent.append(device.publish("plant/d7/state", str(number)))
+            time.sleep(pause_s)
+        for one in sent:
+            one.result(30)
 
 
 def received(client: Client, count: int) -> list[tuple[str, bytes]]:
@@ -75,18 +71,16 @@ def test_a_running_and_a_stopped_line_get_all_that_is_theirs_and_nothing_else(
         pass
     with gateway(there, broker.uri) as online:
         published(broker.uri, range(BEFORE))
-        asking = threading.Thread(target=lambda: found.extend(examined(bridge, broker, rate=None, probes=1500)))
-        found: list[Finding] = []
-        asking.start()
-        published_all_along(broker.uri, range(BEFORE, BEFORE + DURING))
-        asking.join()
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(examined, bridge, broker, rate=None, probes=1500)
+            published(broker.uri, range(BEFORE, BEFORE + DURING), pause_s=0.04)  # as long as the probes take
         expected = [("plant/d7/state", str(number).encode()) for number in range(BEFORE + DURING)]
         assert received(online, len(expected)) == expected
         assert (online.online, online.last_error, online.sessions_lost) == (True, None, 0)
     with gateway(away, broker.uri) as back:
         assert received(back, len(expected)) == expected
         assert back.sessions_lost == 0
-    told = {one.code: one for one in found}
+    told = {one.code: one for one in asking.result()}
     assert told["TL-D11"].verdict is HOLDS
     assert told["TL-D11"].evidence.split()[-3].startswith(f"${PROBE_PREFIX}" if pattern != "+/+/+" else PROBE_PREFIX)
 
@@ -98,23 +92,20 @@ def test_a_broker_that_gives_all_clients_of_a_user_one_session(
 ) -> None:
     """A probe would be in the line's place: it ends no session, acknowledges nothing, and asks no more."""
     broker = new_mosquitto(**KEEPING, use_username_as_clientid="true")
-    secret = tmp_path / "secret"
-    secret.touch(mode=0o600)
-    secret.write_text("any")
+    files.replace(secret := tmp_path / "secret", "any", sync=False)
     bridge = bridge_of(
         tmp_path, broker.uri, UP.replace("telemetry/#", "#"), f'username = "line"\npassword_file = "{secret}"'
     )
     [line] = bridge.uplinks
     own = ClientSettings(username="line", password="any", receive_maximum=5)
-    device = ClientSettings(username="device", session_expiry_s=0)
     with gateway(line, broker.uri, own) as client:
         if not is_online:
             client.close()
-        published(broker.uri, range(100), device)
+        published(broker.uri, range(100), "device")
         connections = broker.log.read_text().count(" as line ")
         found = examined(bridge, broker if readable else None, rate=1.0)
         probed = broker.log.read_text().count(" as line ") - connections
-        published(broker.uri, range(100, 200), device)
+        published(broker.uri, range(100, 200), "device")
         if is_online:
             wait_until(lambda: client.online)
     with gateway(line, broker.uri, own) as back:
@@ -139,8 +130,7 @@ def leftover(broker: Mosquitto) -> str:
     clean = ClientSettings(session_expiry_s=0)
     with Client(broker.uri, client_id="finds", subscribe=[f"{PROBE_PREFIX}/#"], settings=clean) as client:
         client.publish(f"{PROBE_PREFIX}/last", b"")  # what is retained comes before
-        first = client.receive(30)
-        assert first is not None
+        first = present(client.receive(30))
     total = b""
     with Client(broker.uri, client_id="asks", subscribe=["$SYS/broker/clients/total"], settings=clean) as client:
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import lacking
-from tests.integration.doctor.brokers import KEEPING, examined, wrong
+from tests.conftest import require
+from tests.integration.conftest import KEEPING
+from tests.integration.doctor.brokers import examined, wrong
 from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
 from towline.doctor.table import Finding, Verdict, exit_code
-from towline.errors import SetupError
 from towline_prove.devstack import Mosquitto, MosquittoTooOld
 from towline_prove.devstack.mosquitto import find_mosquitto
 from towline_prove.devstack.secured import certificates
@@ -74,10 +74,7 @@ SOUND = {
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
     """What is found at each of them; they mostly wait, so all at once."""
-    try:
-        find_mosquitto()
-    except SetupError as error:
-        lacking(str(error))
+    require(find_mosquitto)
     root = tmp_path_factory.mktemp("planted")
     cases = PLANTED | SOUND
     with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=6) as threads:

@@ -19,12 +19,9 @@ from towline_prove.proxy import FaultProxy
 
 @pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_backlog_of_100k_arrives_whole_and_in_order(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, tmp_path: Path, qos: int
+    broker: Mosquitto, new_gateway: NewGateway, tmp_path: Path, qos: int
 ) -> None:
-    broker = new_mosquitto(max_queued_messages="0")
-    guarantee = "exactly_once" if qos == 2 else "at_least_once"
-    gateway = new_gateway(broker, guarantee=guarantee, subscriptions=[{"pattern": "t/#", "qos": qos}])
-    gateway.connect()
+    gateway = new_gateway(broker, qos=qos).connect()
     gateway.stop()
     plan = LoadPlan(port=broker.port, messages=100_000, devices=8, qos=qos, topic="t/{device}", size=150)
     assert run_load(plan, tmp_path / "history").acked == 100_000
@@ -35,12 +32,10 @@ def test_a_backlog_of_100k_arrives_whole_and_in_order(
     assert gateway.status()["received"] == 100_000
 
 
-def test_10k_topics_and_repeated_property_keys(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
-    mosquitto = new_mosquitto(max_queued_messages="0")
-    gateway = new_gateway(mosquitto)
-    gateway.connect()
+def test_10k_topics_and_repeated_property_keys(broker: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(broker).connect()
     keys = [("k", "1"), ("k", "2"), ("", ""), ("k", "1"), ("ü", "日本")]
-    with Client(mosquitto.uri, client_id="device") as client:
+    with Client(broker.uri, client_id="device") as client:
         for number in range(10_000):
             last = client.publish(f"t/{number}/x", user_properties=keys)
         last.result(60)
@@ -75,12 +70,8 @@ def test_a_line_cut_at_every_packet_keeps_the_promise(
 ) -> None:
     """The connection ends after each number of bytes from the broker: at every packet, and inside every packet."""
     broker = new_mosquitto(max_queued_messages="0", log_type="all")
-    guarantee = "exactly_once" if qos == 2 else "at_least_once"
     with FaultProxy(broker.port) as line:
-        gateway = new_gateway(
-            f"mqtt://127.0.0.1:{line.port}", guarantee=guarantee, subscriptions=[{"pattern": "t/#", "qos": qos}]
-        )
-        gateway.connect()
+        gateway = new_gateway(f"mqtt://127.0.0.1:{line.port}", qos=qos).connect()
         for cut in range(60):
             gateway.until(state="online")
             line.cut_after(1 + cut)  # a PUBLISH has some 12 bytes here, a PUBREL 4, a CONNACK up to 20

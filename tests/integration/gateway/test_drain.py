@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
-import os
-import signal
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -15,6 +11,7 @@ from typing import Any
 
 from mqtt5 import ConnAckPacket, ConnectPacket
 
+from tests.engines.dying import die_at
 from tests.helpers import commit, read_all, wait_until
 from tests.integration.conftest import Gateway, NewGateway, publish
 from towline.errors import GatewayError
@@ -24,7 +21,7 @@ from towline.gateway.launch import find_running
 from towline.mqtt.events import PacketsReceived
 from towline_prove.devstack import Mosquitto
 
-ONCE: dict[str, Any] = {"guarantee": "exactly_once", "receive_maximum": 10}
+ONCE: dict[str, Any] = {"qos": 2, "receive_maximum": 10}
 WAITING = 60
 #: Seconds without a message that end a session here.
 IDLE = 1.5
@@ -62,26 +59,10 @@ def _is_due(which: str, args: tuple[Any, ...], answer: object) -> bool:
     return due[which]()
 
 
-def die_at(step: str) -> None:
+def die_at_step(step: str) -> None:
     """In the gateway's process: have it killed at a step."""
     place, when, which = STEPS[step]
-    module, _, path = place.partition(":")
-    owner: Any = importlib.import_module(module)
-    *outer, name = path.split(".")
-    for one in outer:
-        owner = getattr(owner, one)
-    inner = getattr(owner, name)
-
-    @functools.wraps(inner)
-    def deadly(*args: Any, **named: Any) -> Any:
-        if when == "before" and _is_due(which, args, None):
-            os.kill(os.getpid(), signal.SIGKILL)
-        answer = inner(*args, **named)
-        if when == "after" and _is_due(which, args, answer):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return answer
-
-    setattr(owner, name, deadly)
+    die_at(place, when, partial(_is_due, which))
 
 
 def has_session(broker: Mosquitto, client_id: str) -> bool:
@@ -97,7 +78,7 @@ def let_end(gateways: Iterable[Gateway], seen: dict[str, list[int]]) -> None:
     """Read and commit whatever comes into their journals, as queries do, until each gateway has ended."""
 
     def all_ended() -> bool:
-        living = [one for one in gateways if one.process is not None and one.process.poll() is None]
+        living = [one for one in gateways if one.process.poll() is None]
         for one in living:
             with contextlib.suppress(GatewayError):
                 client = find_running(one.settings.state_dir)
@@ -138,16 +119,15 @@ def test_a_kill_at_any_step_loses_nothing_and_strands_nothing(mosquitto: Mosquit
     for number in range(len(STEPS)):
         publish(mosquitto, range(WAITING), f"{number}/1", qos=2)
     for step, gateway in gateways.items():
-        gateway.spawn(IDLE, partial(die_at, step))
+        gateway.spawn(IDLE, partial(die_at_step, step))
     let_end(gateways.values(), seen)
-    assert {step: one.process.poll() for step, one in gateways.items() if one.process} == dict.fromkeys(STEPS, -9)
+    assert {step: one.process.poll() for step, one in gateways.items()} == dict.fromkeys(STEPS, -9)
     for number in range(len(STEPS)):
         publish(mosquitto, range(WAITING, WAITING + 1), f"{number}/1", qos=2)
     for gateway in gateways.values():
         gateway.spawn(IDLE)
     let_end(gateways.values(), seen)
     for step, gateway in gateways.items():
-        assert gateway.process is not None
         assert gateway.process.poll() == 0, (step, gateway.log.read_text())
         assert not has_session(mosquitto, gateway.settings.name), step
         assert sessions(gateway) == [(gateway.settings.name, "drained")], step
@@ -156,16 +136,14 @@ def test_a_kill_at_any_step_loses_nothing_and_strands_nothing(mosquitto: Mosquit
 
 
 def test_a_gateway_that_is_stopped_in_its_drain_takes_part_again(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(mosquitto, subscriptions=[{"pattern": "t/#", "qos": 2}], **ONCE)
-    gateway.connect()
+    gateway = new_gateway(mosquitto, **ONCE).connect()
     gateway.stop()
     gateway.start(60.0)
     gateway.until(drain="taking what the broker holds")
     publish(mosquitto, range(10), qos=2)
     assert gateway.stop() == 1
     assert "TL-G58" in gateway.log.read_text().splitlines()[-1]
-    gateway.start()
-    gateway.until(state="online", drain=None)
+    gateway.connect(drain=None)
     publish(mosquitto, range(10, 20), qos=2)
     gateway.until(journaled=10)
     assert gateway.seen() == [*range(10, 20)], "what came while it had no filter is not its own"

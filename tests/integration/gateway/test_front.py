@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import ssl
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -154,18 +154,15 @@ def test_a_certificate_is_renewed_while_it_runs_if_it_can_be_used(
     assert one.shown() == before
     key.write_text(whole)
     end = one.server.journal.end
-    with one.driver() as client, one.driver() as waiting:
+    with one.driver() as client, one.driver() as waiting, ThreadPoolExecutor(1) as pool:
         lease, journal = Lease("renewing"), one.server.journal.journal_id
-        window: list[Any] = []
-        thread = threading.Thread(target=lambda: window.append(waiting.wait(lease, end, journal=journal, timeout_s=50)))
-        thread.start()
+        window = pool.submit(waiting.wait, lease, end, journal=journal, timeout_s=50)
         wait_until(lambda: one.server.service._long_poll.waiters)
         one.pki.issue("server", "127.0.0.1")
         wait_until(lambda: one.shown() not in ("", before), 30)
         wait_until(lambda: answers(client))
         one.server.add(1)
-        thread.join(30)
-        assert window[0].end == end + 1
+        assert window.result(30).end == end + 1
         waiting.release(lease)
     assert (one.location, one.pid) == (location, process)
     one.front.close()

@@ -8,8 +8,8 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import gateway_settings, wait_until
+from tests.helpers import gateway_settings, present, wait_until
 from tests.unit.cli.test_main import ran
 from tests.unit.gateway.serving import Served, mark
 from towline.errors import ConfigError, GatewayUnreachable, JournalLocked, TowlineError
 from towline.gateway import launch
-from towline.gateway.client import GatewayClient, Lease
+from towline.gateway.client import Lease
 from towline.gateway.endpoint import ENDPOINT_FILE, ERROR_FILE, LOG_FILE, GatewayEndpoint
 from towline.gateway.launch import ensure_running, find_running, stop_running
 from towline.gateway.settings import GatewaySettings
@@ -65,18 +65,9 @@ def test_starters_at_the_same_moment_get_one_gateway_that_is_no_part_of_this_pro
     state_dir: Path, tmp_path: Path
 ) -> None:
     """It says where it logs to, and nobody else reads its files; started again it goes on with its journal."""
-    clients: list[GatewayClient] = []
-
-    def start() -> None:
-        clients.append(ensure_running(settings(state_dir), owner_pid=os.getpid()))
-
-    threads = [threading.Thread(target=start) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    endpoint = GatewayEndpoint.read(state_dir)
-    assert endpoint is not None
+    with ThreadPoolExecutor(4) as pool:
+        clients = [*pool.map(lambda _: ensure_running(settings(state_dir), owner_pid=os.getpid()), range(4))]
+    endpoint = present(GatewayEndpoint.read(state_dir))
     assert [client.status()["pid"] for client in clients] == [endpoint.pid] * 4
     assert len(launch._children) == 1
     assert endpoint.owner_pid == os.getpid()
@@ -173,6 +164,12 @@ def test_a_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
 # -- outside of a bridge ---------------------------------------------------------------------------------------------
 
 
+def refusal_to_stop(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    code, _, told = ran(capsys, "gateway", "--stop", str(state_dir))
+    assert code == 2
+    return told
+
+
 def place_of(state_dir: Path, owner: ProcessIdentity) -> GatewayAddress:
     return GatewayAddress(str(state_dir), settings(state_dir).model_dump_json(), owner=owner)
 
@@ -182,29 +179,17 @@ def test_tasks_that_find_their_gateway_gone_start_one_that_ends_with_the_driver(
 ) -> None:
     """Several at a time start one; and a command does not end what a query would start again."""
     with subprocess.Popen(["sleep", "60"]) as driver:
-        place, said = place_of(state_dir, mark(driver.pid)), list[str]()
-
-        def read() -> None:
-            with pytest.raises(TowlineError) as caught:
-                list(place.rows("journal", 0, 1))
-            said.append(caught.value.code)
-
-        threads = [threading.Thread(target=read) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert said == ["TL-G04", "TL-G04"], "it answers, and has another journal"
-        endpoint = GatewayEndpoint.read(state_dir)
-        assert endpoint is not None
+        place = place_of(state_dir, mark(driver.pid))
+        with ThreadPoolExecutor(2) as pool:
+            for task in [pool.submit(lambda: list(place.rows("journal", 0, 1))) for _ in range(2)]:
+                with pytest.raises(TowlineError, match="TL-G04"):  # it answers, and has another journal
+                    task.result(60)
+        endpoint = present(GatewayEndpoint.read(state_dir))
         assert endpoint.owner_pid == driver.pid
-        code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
-        assert code == 2
-        assert f"its gateway can't be ended like this: it ends with process {driver.pid}. End the query" in err
+        way_out = f"its gateway can't be ended like this: it ends with process {driver.pid}. End the query"
+        assert way_out in refusal_to_stop(state_dir, capsys)
         replace(endpoint, host="elsewhere", owner_pid=None).write(state_dir)
-        code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
-        assert code == 2
-        assert "it runs on elsewhere" in err
+        assert "it runs on elsewhere" in refusal_to_stop(state_dir, capsys)
         assert not endpoint.process.has_ended()
         driver.kill()
     wait_until(endpoint.process.has_ended, what="the end of the gateway")
@@ -226,15 +211,11 @@ def test_a_detached_gateway_outlives_whoever_started_it_and_is_ended_by_a_comman
     with subprocess.Popen(["true"]) as over:
         over.wait()
     ensure_running(settings(state_dir, detached=True), owner_pid=over.pid).close()
-    endpoint, client = GatewayEndpoint.read(state_dir), find_running(state_dir)
-    assert endpoint is not None
-    assert client is not None
-    with client:
+    endpoint = present(GatewayEndpoint.read(state_dir))
+    with present(find_running(state_dir)) as client:
         lease = Lease("default")
         client.acquire(lease)
-        code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
-        assert code == 2
-        assert f"process {os.getpid()} reads from it. End the query" in err
+        assert f"process {os.getpid()} reads from it. End the query" in refusal_to_stop(state_dir, capsys)
         client.release(lease)
     assert ran(capsys, "gateway", "--stop", str(state_dir)) == (
         0,
@@ -242,9 +223,8 @@ def test_a_detached_gateway_outlives_whoever_started_it_and_is_ended_by_a_comman
         "",
     )
     assert endpoint.process.has_ended()
-    code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
-    assert code == 2
-    assert "no gateway runs in this directory. Is it the right stateDir?   [TL-G63]" in err
+    nobody = "no gateway runs in this directory. Is it the right stateDir?   [TL-G63]"
+    assert nobody in refusal_to_stop(state_dir, capsys)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

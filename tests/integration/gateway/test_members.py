@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.helpers import ServiceManager, wait_until
-from tests.integration.conftest import NewMembers
+from tests.integration.conftest import NewMembers, towline_command
 from towline import Client
 from towline.gateway.identity import read_client_sessions
 from towline.gateway.launch import find_running
@@ -20,8 +20,7 @@ TWO = '[[uplink.member]]\nname = "g1"\n[[uplink.member]]\nname = "g2"\n'
 
 
 def status_of(directory: Path) -> str:
-    command = [sys.executable, "-m", "towline", "status", str(directory / "bridge.toml")]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return towline_command("status", directory / "bridge.toml").stdout
 
 
 def test_the_command_drains_in_place_of_what_runs(
@@ -43,7 +42,6 @@ def test_the_command_drains_in_place_of_what_runs(
             client.publish(f"t/a/d{n}", b"%d" % n, qos=1).result(30)
     first.until(end=10)
     before = first.process
-    assert before is not None
 
     with run("g1", "--drain") as draining:
         assert before.wait(30) == 0, "the one that ran is ended"

@@ -15,15 +15,16 @@ import pytest
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.conftest import Ear, Gateway, Message, NewGateway, outbox
+from tests.integration.conftest import KEEPING, Ear, Gateway, Message, NewGateway, outbox
 from towline.delivery.outrows import rows_from_messages
 from towline.delivery.refused import RefusedMessages
 from towline.mqtt.reasons import CONNECTION_CUT
 from towline_prove.devstack import Mosquitto
 
-__all__ = ["KEEPING", "Ear", "in_order", "repeats", "rests", "save"]  # for the tests of bridges
 
-KEEPING = {"max_queued_messages": "0", "persistence": "true", "autosave_interval": "1", "autosave_on_changes": "true"}
+@pytest.fixture
+def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
+    return new_mosquitto(**KEEPING)
 
 
 def save(broker: Mosquitto) -> None:
@@ -87,12 +88,20 @@ def in_order(messages: list[Message]) -> bool:
     return True
 
 
+def has_all(ear: Ear, gateway: Gateway, total: int, qos: int) -> None:
+    """All messages came in order, with QoS 2 each once, and the account says so."""
+    account = drained(gateway)
+    ear.until(total)
+    counts = Counter(ear.numbers())
+    assert set(counts) == set(range(total))
+    assert account["accepted"] == account["delivered"] == total
+    if qos == 2:
+        assert counts.total() == total
+    assert in_order(ear.messages)
+
+
 @pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_kill_9_of_the_gateway_loses_nothing(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], qos: int
-) -> None:
-    broker = new_mosquitto(**KEEPING)
-    ears.append(ear := Ear(broker))
+def test_kill_9_of_the_gateway_loses_nothing(broker: Mosquitto, new_gateway: NewGateway, ear: Ear, qos: int) -> None:
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     total = 0
     gateway.start()
@@ -100,44 +109,29 @@ def test_kill_9_of_the_gateway_loses_nothing(
         client = gateway.client
         client.send("q/0", batch, rows(range(total, total + 400), qos))
         total += 400
-        wait_until(lambda seen=total - 350: ear.hear() > seen, what="some of the batch")  # type: ignore[misc]
+        wait_until(lambda seen=total - 350: len(ear.messages) > seen, what="some of the batch")  # type: ignore[misc]
         gateway.stop(signal.SIGKILL)
         client = gateway.start()
         assert client.send("q/0", batch, rows(range(total - 400, total), qos)).already
-    account = drained(gateway)
-    ear.until(total)
-    counts = Counter(ear.numbers())
-    assert set(counts) == set(range(total))
-    assert account["accepted"] == total
-    if qos == 2:
-        assert counts.total() == total
-    assert in_order(ear.messages)
+    has_all(ear, gateway, total, qos)
 
 
 @pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_broker_that_is_stopped_and_started_loses_nothing(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], qos: int
+    broker: Mosquitto, new_gateway: NewGateway, ear: Ear, qos: int
 ) -> None:
-    broker = new_mosquitto(**KEEPING)
-    ears.append(ear := Ear(broker))
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
     client.send("q/0", 0, rows(range(1500), qos))
     for seen in (200, 700):
-        wait_until(lambda seen=seen: ear.hear() > seen, what="some messages")  # type: ignore[misc]
+        wait_until(lambda seen=seen: len(ear.messages) > seen, what="some messages")  # type: ignore[misc]
         broker.stop()
         broker.start()
-    ear.until(1500)
-    assert drained(gateway)["delivered"] == 1500
-    counts = Counter(ear.numbers())
-    assert set(counts) == set(range(1500))
-    if qos == 2:
-        assert counts.total() == 1500
-    assert in_order(ear.messages)
+    has_all(ear, gateway, 1500, qos)
 
 
 def test_a_lost_session_sends_again_what_the_broker_had_not_released(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear]
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway
 ) -> None:
     """Without its store a broker knows neither ids nor messages: QoS 2 may double or lose there, and it is counted."""
     broker = new_mosquitto(max_queued_messages="0")
@@ -153,13 +147,15 @@ def test_a_lost_session_sends_again_what_the_broker_had_not_released(
     assert account["resent_after_lost_session"] + account["unsure_after_lost_session"] <= 20  # Mosquitto's window
 
 
-def test_a_refused_message_is_set_aside_and_stops_nothing(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], tmp_path: Any
-) -> None:
-    acl = tmp_path / "acl"
-    acl.write_text("topic readwrite d/#\n")
-    broker = new_mosquitto(**KEEPING, acl_file=str(acl))
-    ears.append(ear := Ear(broker, "d/#"))
+@pytest.fixture
+def guarded(new_mosquitto: NewMosquitto, tmp_path: Path) -> Mosquitto:
+    """A broker that forbids all topics but d/#."""
+    (tmp_path / "acl").write_text("topic readwrite d/#\n")
+    return new_mosquitto(**KEEPING, acl_file=str(tmp_path / "acl"))
+
+
+def test_a_refused_message_is_set_aside_and_stops_nothing(guarded: Mosquitto, new_gateway: NewGateway) -> None:
+    broker, ear = guarded, Ear(guarded, "d/#")
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
     messages = [{"topic": "d/1", "payload": b"%d" % n, "qos": 1 + n % 2} for n in range(20)]
@@ -171,6 +167,7 @@ def test_a_refused_message_is_set_aside_and_stops_nothing(
     account = outbox(gateway)
     assert (account["delivered"], account["refused"]) == (17, 3)
     ear.until(17)
+    ear.close()
     assert gateway.stop() == 0
     refused = RefusedMessages(gateway.settings.refused_dir)
     kept = refused.page(0)["rows"]
@@ -184,11 +181,9 @@ def test_a_refused_message_is_set_aside_and_stops_nothing(
 
 
 def test_an_older_copy_of_the_outbox_sends_nothing(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], tmp_path: Path
+    broker: Mosquitto, new_gateway: NewGateway, ear: Ear, tmp_path: Path
 ) -> None:
     """A state directory is restored under a newer checkpoint: it lacks a batch, and would send another one again."""
-    broker = new_mosquitto(**KEEPING)
-    ears.append(ear := Ear(broker))
     (checkpoint := tmp_path / "ck").mkdir()
     gateway = new_gateway(broker, subscriptions=[], outbox={"checkpoint": str(checkpoint)})
     client = gateway.start()
@@ -219,10 +214,8 @@ def refused(gateway: Gateway) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_message_at_which_the_broker_cuts_is_set_aside_and_the_others_arrive(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], qos: int
+    broker: Mosquitto, new_gateway: NewGateway, ear: Ear, qos: int
 ) -> None:
-    broker = new_mosquitto()
-    ears.append(ear := Ear(broker))
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
     messages: list[dict[str, Any]] = [{"topic": f"d/{n % 3}", "payload": b"%d" % n, "qos": qos} for n in range(60)]
@@ -233,9 +226,10 @@ def test_a_message_at_which_the_broker_cuts_is_set_aside_and_the_others_arrive(
     assert refused(gateway) == [(20, CONNECTION_CUT), (41, CONNECTION_CUT)]
     account = outbox(gateway)
     assert (account["delivered"], account["refused"]) == (58, 2)
-    wait_until(lambda: len(set(ear.payloads)) == 58, what="all innocent messages")
+    ear.until(58)
+    assert len(set(ear.numbers())) == 58
     if qos == 2:
-        assert len(ear.payloads) == 58
+        assert len(ear.messages) == 58
     codes = [json.loads(line).get("code") for line in gateway.log.read_text().splitlines()]
     assert codes.count("TL-M47") == 2
     assert codes.count("TL-M05") <= 12

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import NewMosquitto
 from tests.integration.conftest import Gateway, NewGateway, payloads, publish
 from towline.errors import ReaderFenced
 from towline.gateway.client import Lease
@@ -50,13 +49,13 @@ class Query:
 
 
 @pytest.fixture
-def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
-    return new_mosquitto(max_queued_messages="0")
-
-
-@pytest.fixture
 def gateway(broker: Mosquitto, new_gateway: NewGateway, tmp_path: Path) -> Gateway:
-    return new_gateway(broker, checkpoint=str(tmp_path / "checkpoint"))
+    """One that runs, and has taken ten messages in."""
+    made = new_gateway(broker, checkpoint=str(tmp_path / "checkpoint"))
+    made.start()
+    publish(broker, range(10))
+    made.until(journaled=10)
+    return made
 
 
 def copied(gateway: Gateway, name: str) -> Path:
@@ -71,9 +70,6 @@ def bring_back(gateway: Gateway, copy: Path) -> None:
 
 def test_an_older_copy_takes_nothing_in(broker: Mosquitto, gateway: Gateway) -> None:
     query = Query(gateway)
-    gateway.start()
-    publish(broker, range(10))
-    gateway.until(journaled=10)
     copy = copied(gateway, "copy")  # of a journal that is being written
     publish(broker, range(10, 15))
     gateway.until(journaled=15)
@@ -98,9 +94,6 @@ def test_an_older_copy_takes_nothing_in(broker: Mosquitto, gateway: Gateway) -> 
 
 def test_a_journal_begun_anew_takes_nothing_in(broker: Mosquitto, gateway: Gateway) -> None:
     query = Query(gateway)
-    gateway.start()
-    publish(broker, range(10))
-    gateway.until(journaled=10)
     query.read()
     gateway.stop()
     publish(broker, range(10, 20))
@@ -118,15 +111,11 @@ def test_a_journal_begun_anew_takes_nothing_in(broker: Mosquitto, gateway: Gatew
 
 @pytest.mark.parametrize("how", ["the lock file is removed", "the directory is replaced"])
 def test_who_lost_its_directory_acknowledges_nothing_more(broker: Mosquitto, gateway: Gateway, how: str) -> None:
-    gateway.start()
-    publish(broker, range(10))
-    gateway.until(journaled=10)
     if how == "the lock file is removed":
         (gateway.settings.inbox_dir / "lock").unlink()
     else:
         bring_back(gateway, copied(gateway, "copy"))
     publish(broker, range(10, 20))
-    assert gateway.process is not None
     assert gateway.process.wait(60) == 1
     assert "TL-J11" in gateway.log.read_text().splitlines()[-1]
     gateway.start()

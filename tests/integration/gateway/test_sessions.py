@@ -20,8 +20,6 @@ from tests.integration.conftest import NewGateway
 from tests.integration.net.scripted import Line, Scripted
 from towline import Client
 
-QOS_2 = [{"pattern": "t/#", "qos": 2}]
-
 
 def test_a_kill_at_the_first_subscribe_of_a_new_session_loses_no_message_with_an_old_id(
     new_gateway: NewGateway,
@@ -50,7 +48,7 @@ def test_a_kill_at_the_first_subscribe_of_a_new_session_loses_no_message_with_an
 
     killed = threading.Event()
     with Scripted(held, lost, again) as server:
-        gateway = new_gateway(server.uri, guarantee="exactly_once", subscriptions=QOS_2)
+        gateway = new_gateway(server.uri, qos=2)
         gateway.spawn()
         assert killed.wait(60)
         gateway.start()
@@ -69,8 +67,7 @@ def test_a_filter_added_while_the_broker_was_another_one_is_asked_for_on_the_way
     first, second = (new_mosquitto(persistence="true") for _ in range(2))
     wider = [{"pattern": "t/#", "qos": 1}, {"pattern": "u", "qos": 1}]
     for broker, subscriptions in ((first, wider[:1]), (second, wider), (first, wider)):
-        gateway = new_gateway(broker, subscriptions=subscriptions)
-        gateway.connect()
+        gateway = new_gateway(broker, subscriptions=subscriptions).connect()
         if subscriptions is wider and broker is first:
             break
         gateway.stop()
@@ -104,7 +101,7 @@ def test_a_repeat_is_stored_once_and_a_damaged_message_never(new_gateway: NewGat
         assert line.closed()
 
     with Scripted(again, sound) as server:
-        gateway = new_gateway(server.uri, guarantee="exactly_once", subscriptions=QOS_2)
+        gateway = new_gateway(server.uri, qos=2)
         gateway.start()
         gateway.until(journaled=3, deduplicated=2)
         gateway.stop()

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from mqtt5 import PublishPacket, QoS
 
-from tests.conftest import NewMosquitto
-from tests.helpers import publish_all
+from tests.helpers import present, publish_all
 from tests.integration.conftest import Gateway, NewGateway
 from towline import Client, ClientSettings
 from towline_prove.devstack import Mosquitto
@@ -30,12 +29,6 @@ def publish(payload: bytes, qos: int = 1, topic: str = "t/1", **more: Any) -> Pu
     return PublishPacket(topic, payload, qos=QoS(qos), packet_id=1 if qos else None, **more)
 
 
-def line_for(new_gateway: NewGateway, broker: Mosquitto, qos: int, **settings: Any) -> Gateway:
-    guarantee = "exactly_once" if qos == 2 else "at_least_once"
-    subscriptions = [{"pattern": "t/#", "qos": qos}]
-    return new_gateway(broker, guarantee=guarantee, subscriptions=subscriptions, **settings)
-
-
 def facts(row: dict[str, Any]) -> dict[str, str]:
     assert row["payload"] is None
     return {pair["key"]: pair["value"] for pair in row["user_properties"]}
@@ -43,11 +36,9 @@ def facts(row: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize(("qos", "protocol"), [(1, "5"), (2, "5"), (2, "3.1.1"), (1, "3.1")])
 def test_a_message_above_the_limit_leaves_a_row_in_its_place(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, qos: int, protocol: str
+    broker: Mosquitto, new_gateway: NewGateway, qos: int, protocol: str
 ) -> None:
-    broker = new_mosquitto(max_queued_messages="0")
-    gateway = line_for(new_gateway, broker, qos, max_packet_bytes=LIMIT, protocol=protocol)
-    gateway.connect()
+    gateway = new_gateway(broker, qos=qos, max_packet_bytes=LIMIT, protocol=protocol).connect()
     large = bytes(range(256)) * 80
     send(broker, publish(b"1", qos), publish(large, qos), publish(b"2", qos))
     send(broker, publish(large, 0))  # by itself: the broker lets it overtake
@@ -66,27 +57,21 @@ def test_a_message_above_the_limit_leaves_a_row_in_its_place(
 
 def peak_mb(gateway: Gateway) -> float:
     """The most memory that the gateway ever had."""
-    assert gateway.process is not None
     status = Path(f"/proc/{gateway.process.pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found is not None
     return int(found[1]) / 1024
 
 
-def test_a_bomb_of_properties_costs_the_gateway_its_bytes_alone(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway
-) -> None:
-    broker = new_mosquitto(max_queued_messages="0")
-    gateway = line_for(new_gateway, broker, 2)
-    gateway.connect()
+def test_a_bomb_of_properties_costs_the_gateway_its_bytes_alone(broker: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(broker, qos=2).connect()
     before = peak_mb(gateway)
     bomb = publish(b"boom", 2, user_properties=[EMPTY] * 400_000)
     send(broker, publish(b"1", 2), bomb, publish(b"2", 2), publish(b"3", 2, user_properties=[EMPTY] * 1_000))
     gateway.until(journaled=4, too_many_properties=1, qos2_held=0)
     assert peak_mb(gateway) - before < 40, "200 MB and more as objects"
     gateway.stop(signal.SIGKILL)
-    gateway.start()
-    gateway.until(state="online", too_many_properties=1, end=4)
+    gateway.connect(too_many_properties=1, end=4)
     gateway.stop()
     rows = gateway.rows()
     assert [row["payload"] for row in rows] == [b"1", None, b"2", b"3"]
@@ -103,9 +88,7 @@ def test_a_client_gets_a_message_without_payload_and_acknowledges_it(mosquitto: 
         mosquitto.uri, client_id="app", subscribe=["t/#"], settings=ClientSettings(max_packet_bytes=1024)
     ) as client:
         send(mosquitto, publish(bytes(2_000)), publish(b"next"))
-        first, second = client.receive(20), client.receive(20)
-        assert first is not None
-        assert second is not None
+        first, second = present(client.receive(20)), present(client.receive(20))
         assert (first.payload, first.topic, first.correlation_data) == (None, "t/1", None)
         assert dict(first.user_properties)["towline-reason"] == "packet_too_large"
         assert second.payload == b"next"

@@ -98,8 +98,7 @@ def test_a_gateway_whose_broker_and_which_itself_goes_away(
     tmp_path: Path, new_mosquitto: NewMosquitto, new_gateway: NewGateway
 ) -> None:
     broker = new_mosquitto()
-    gateway = new_gateway(broker)
-    gateway.connect()
+    gateway = new_gateway(broker).connect()
     facts = GatewayFacts("b", "line", gateway.settings.name, "up")
     with serve(GatewayMonitor(facts, gateway.settings.state_dir), "127.0.0.1:0") as port:
         served = Served(port)

@@ -9,20 +9,19 @@ import pytest
 from mqtt5 import ConnAckPacket, ConnectPacket, DisconnectPacket, PingReqPacket
 
 from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
 from tests.integration.conftest import NewGateway, publish
 from tests.integration.net.scripted import Line, Scripted
-from tests.integration.net.ways import Relay
 from towline.mqtt.checks import MalformedPacket
 from towline.mqtt.codec import Decoder
 from towline_prove.devstack import Mosquitto
+from towline_prove.proxy import FaultProxy
 
 
 def test_failover_and_return(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
     """After a failover every reconnect begins at the first broker of the list."""
     first, second = new_mosquitto(), new_mosquitto()
-    gateway = new_gateway(f"{first.uri},{second.uri}")
-    gateway.start()
-    assert gateway.until(state="online")["broker"] == first.uri
+    gateway = new_gateway(f"{first.uri},{second.uri}").connect(broker=first.uri)
     first.kill()
     gateway.until(state="online", broker=second.uri)
     publish(second, range(3))
@@ -72,9 +71,7 @@ def test_a_first_broker_that_hangs_up_each_time_does_not_hold_up_the_second(
     """It comes online there every time, and never gets a message."""
     with Scripted(*[takes_us_in_and_hangs_up] * 5) as flapping:
         uris = [flapping.uri, mosquitto.uri]
-        gateway = new_gateway(",".join(uris))
-        gateway.start()
-        gateway.until(state="online", broker=mosquitto.uri)
+        gateway = new_gateway(",".join(uris)).connect(broker=mosquitto.uri)
         publish(mosquitto, range(3))
         gateway.until(journaled=3)
         gateway.stop()
@@ -84,18 +81,18 @@ def test_a_first_broker_that_hangs_up_each_time_does_not_hold_up_the_second(
 def test_a_half_open_line_is_found_within_one_and_a_half_keep_alives(
     mosquitto: Mosquitto, new_gateway: NewGateway
 ) -> None:
-    """The relay goes on acknowledging on the TCP level, so only the unanswered ping tells."""
-    with Relay(("127.0.0.1", mosquitto.port)) as relay:
-        gateway = new_gateway(f"mqtt://{relay.address}", keep_alive_s=5)
-        gateway.start()
-        gateway.until(state="online")
+    """The proxy goes on acknowledging on the TCP level, so only the unanswered ping tells."""
+    with FaultProxy(mosquitto.port) as line:
+        gateway = new_gateway(f"mqtt://127.0.0.1:{line.port}", keep_alive_s=5).connect()
         publish(mosquitto, range(5))
         gateway.until(journaled=5)
-        relay.freeze()
+        line.hang()
         began = time.monotonic()
         publish(mosquitto, range(5, 10))  # on its way into the hole
-        gateway.until(state="online", connects=2)
+        wait_until(lambda: gateway.status()["state"] != "online", what="the word")
         took = time.monotonic() - began
+        line.forward()
+        gateway.until(state="online", connects=2)
         assert took < 1.5 * 5 + 1.5, f"{took:.1f} s"
         gateway.until(journaled=10)
         gateway.stop()
@@ -118,9 +115,7 @@ def test_a_server_that_wants_no_keep_alive_is_pinged_all_the_same(new_gateway: N
         assert line.closed()
 
     with Scripted(script, again) as server:
-        gateway = new_gateway(server.uri, keep_alive_s=5)
-        gateway.start()
-        gateway.until(state="online", session_kept_s=7200)
+        gateway = new_gateway(server.uri, keep_alive_s=5).connect(session_kept_s=7200)
         gateway.until(state="online", connects=2, session_kept_s=0xFFFFFFFF)
         gateway.stop()
     log = gateway.log.read_text()

@@ -12,14 +12,12 @@ import trustme
 class Authority:
     """A certificate authority whose files lie in one directory."""
 
-    def __init__(self, directory: Path, name: str = "Test CA") -> None:
+    def __init__(self, directory: Path) -> None:
         directory.mkdir()
         self._directory = directory
-        self._ca = trustme.CA(organization_name=name)
+        self._ca = trustme.CA()
         self.ca_file = directory / "ca.pem"
         self._ca.cert_pem.write_to_path(self.ca_file)
-        self.key_file = directory / "ca.key"
-        self._ca.private_key_pem.write_to_path(self.key_file)
 
     def issue(self, *names: str, days: tuple[int, int] = (-30, 30)) -> tuple[Path, Path]:
         """Certificate and key for these names, valid from and to so many days from now."""

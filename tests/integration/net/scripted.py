@@ -78,8 +78,7 @@ class Scripted:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._problem: BaseException | None = None
         self.connections = 0
-        self.port: int = self._server.getsockname()[1]
-        self.uri = f"mqtt://127.0.0.1:{self.port}"
+        self.uri = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -5,25 +5,28 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnAckReasonCode, ConnectPacket, DisconnectPacket, Packet
 
-from tests.integration.net import authenticators
 from tests.integration.net.scripted import Line, Scripted
 from towline import Client, ClientSettings
 from towline.errors import BrokerRefused, ProtocolViolation, TowlineError
 
+EXAMPLE = Path(__file__).parents[3] / "examples" / "mqtt_scram.py"
 SALT, ROUNDS, PASSWORD = b"0123456789abcdef", 4096, b"opensesame"
 METHOD = "SCRAM-SHA-256"
 MORE = AuthReasonCode.CONTINUE_AUTHENTICATION
 Script: TypeAlias = Callable[[Line], None]
 
 
-def scram(password: bytes = PASSWORD) -> Any:
-    return authenticators.scram("device,1", password)
+def scram() -> Any:
+    """The authenticator of the example."""
+    return runpy.run_path(str(EXAMPLE))["ScramSha256"]("device,1", PASSWORD)
 
 
 def auth(data: bytes, method: str = METHOD) -> AuthPacket:

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mqtt5 import PublishPacket, QoS
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
+from tests.integration.conftest import KEEPING
 from tests.integration.gateway.test_outbox import save
 from tests.integration.net.scripted import Line, Scripted
 from towline import Client, ClientSettings, Filter, Message
@@ -21,7 +23,6 @@ from towline.errors import BrokerError, BrokerRefused, TakenOver, TowlineError
 from towline_prove.devstack import Mosquitto
 
 ROOT = Path(__file__).parents[3]
-KEEP = {"persistence": "true", "autosave_interval": "1", "autosave_on_changes": "true"}
 
 
 def take(client: Client, count: int, *, ack: bool = True) -> list[Message]:
@@ -100,11 +101,8 @@ def test_acknowledgements_in_any_order_from_several_threads(mosquitto: Mosquitto
             batch = take(client, min(10, 100 - len(seen)), ack=False)
             seen += [int(m.payload or b"") for m in batch]
             random.Random(4).shuffle(batch)
-            threads = [threading.Thread(target=message.ack) for message in batch]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with ThreadPoolExecutor(10) as pool:
+                list(pool.map(Message.ack, batch))
         # A broker keeps the order within one QoS: it hands a QoS 2 message on when that is released.
         assert [n for n in seen if n % 2] == list(range(1, 100, 2))
         assert [n for n in seen if not n % 2] == list(range(0, 100, 2))
@@ -112,7 +110,7 @@ def test_acknowledgements_in_any_order_from_several_threads(mosquitto: Mosquitto
 
 
 def test_it_goes_on_by_itself_after_the_broker_was_killed(new_mosquitto: NewMosquitto) -> None:
-    broker = new_mosquitto(**KEEP)
+    broker = new_mosquitto(**KEEPING)
     with Client(broker.uri, client_id="both", subscribe=[Filter("t", 2)]) as client:
         client.publish("t", b"before", qos=2).result(60)
         take(client, 1)

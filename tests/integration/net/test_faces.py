@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from tests.conftest import NewMosquitto
-from tests.helpers import wait_until
+from tests.helpers import present, wait_until
 from tests.integration.conftest import NewGateway
+from tests.integration.devices import listening
 from tests.integration.net.ways import Relay, exactly
 from towline import Client, ClientSettings, Publisher, WillSettings
 from towline_prove.devstack.process import free_port
@@ -33,7 +32,7 @@ WILL: dict[str, Any] = {
     "user_properties": [("a", "1"), ("a", "2")],
 }
 #: Connects under a name, with further options, to a URI.
-Face = Callable[[str, str, Path], contextlib.AbstractContextManager[object]]
+Face = Callable[[str, str], contextlib.AbstractContextManager[object]]
 
 
 class Overheard(Relay):
@@ -44,8 +43,7 @@ class Overheard(Relay):
     def meet(self, client: socket.socket) -> socket.socket | None:
         while not self.said.endswith(b"\r\n\r\n"):
             self.said += exactly(client, 1)
-        broker = super().meet(client)
-        assert broker is not None
+        broker = present(super().meet(client))
         broker.sendall(self.said)
         return broker
 
@@ -64,8 +62,7 @@ def faces(new_gateway: NewGateway, tmp_path: Path) -> dict[str, Face]:
         return ClientSettings(will=will_of(name), **files)
 
     @contextlib.contextmanager
-    def gateway(uri: str, name: str, place: Path) -> Iterator[object]:
-        del place
+    def gateway(uri: str, name: str) -> Iterator[object]:
         will = {**WILL, "topic": WILL["topic"].format(name)}
         running = new_gateway(uri, name, will=will, **files)
         running.start()
@@ -73,37 +70,30 @@ def faces(new_gateway: NewGateway, tmp_path: Path) -> dict[str, Face]:
         yield running
         assert "s3cret" not in running.log.read_text()
 
-    def client(uri: str, name: str, place: Path) -> contextlib.AbstractContextManager[object]:
-        del place
+    def client(uri: str, name: str) -> contextlib.AbstractContextManager[object]:
         return Client(uri, client_id=name, settings=client_settings(name))
 
     @contextlib.contextmanager
-    def publisher(uri: str, name: str, place: Path) -> Iterator[object]:
-        with Publisher(uri, state_dir=place / name, settings=client_settings(name)) as made:
+    def publisher(uri: str, name: str) -> Iterator[object]:
+        with Publisher(uri, state_dir=tmp_path / name, settings=client_settings(name)) as made:
             made.publish("hello", b"").at_broker.result(60)
             yield made
 
     return {"gateway": gateway, "client": client, "publisher": publisher}
 
 
-def test_will_and_websocket_headers(new_mosquitto: NewMosquitto, faces: dict[str, Face], tmp_path: Path) -> None:
+def test_will_and_websocket_headers(new_mosquitto: NewMosquitto, faces: dict[str, Face]) -> None:
     """What a foreign client gets of each Will, and what a foreign server reads of each request."""
     port = free_port()
     broker = new_mosquitto(listener=f"{port} 127.0.0.1", protocol="websockets")
-    wills: dict[str, Any] = {}
-    watcher = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
-    watcher.on_message = lambda _client, _data, message: wills.update({message.topic: message})
-    watcher.connect("127.0.0.1", broker.port)
-    watcher.subscribe("will/#", options=SubscribeOptions(qos=1, retainAsPublished=True))
-    watcher.loop_start()
-    with contextlib.ExitStack() as stack:
+    as_published = SubscribeOptions(qos=1, retainAsPublished=True)
+    with listening(broker.port, ("will/#", as_published)) as (_, heard), contextlib.ExitStack() as stack:
         relays = {name: Overheard(("127.0.0.1", port)) for name in faces}
         for name, face in faces.items():
             with relays[name] as relay:
-                stack.enter_context(face(f"ws://{relay.address}/mqtt", name, tmp_path))
-        wait_until(lambda: len(wills) == len(faces), 60, "the wills")
-    watcher.disconnect()
-    watcher.loop_stop()
+                stack.enter_context(face(f"ws://{relay.address}/mqtt", name))
+        wait_until(lambda: len({message.topic for message in heard}) == len(faces), 60, "the wills")
+    wills: dict[str, Any] = {message.topic: message for message in heard}
     for name, relay in relays.items():
         assert relay.said.startswith(b"GET /mqtt?sig=s3cret HTTP/1.1\r\n"), name
         for header, value in HEADERS.items():

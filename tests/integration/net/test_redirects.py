@@ -33,8 +33,7 @@ def test_a_reference_in_connack_is_followed(mosquitto: Mosquitto, reason: ConnAc
     ):
         assert str(client._driver.endpoint) == mosquitto.uri
         client.publish("t", b"1").result(60)
-        message = client.receive(5)
-        assert message is not None
+        assert client.receive(5) is not None
 
 
 def test_a_gateway_shows_a_reference(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
@@ -44,9 +43,7 @@ def test_a_gateway_shows_a_reference(mosquitto: Mosquitto, new_gateway: NewGatew
 
 def test_a_gateway_follows_a_reference(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
     with Scripted(elsewhere(f"127.0.0.1:{mosquitto.port}")) as server:
-        gateway = new_gateway(server.uri, follow_redirects=True)
-        gateway.start()
-        gateway.until(state="online", broker=mosquitto.uri)
+        gateway = new_gateway(server.uri, follow_redirects=True).connect(broker=mosquitto.uri)
         publish(mosquitto, range(3))
         gateway.until(journaled=3)
         gateway.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,14 @@ def contents(longest: int) -> list[bytes]:
     return [b"%d:" % number + chance.randbytes(size) for number, size in enumerate(sizes)]
 
 
-def carried(gateway: Gateway, uri: str, *, tls: Tls | None = None, **way: Any) -> tuple[list[bytes], list[bytes]]:
+def carried(gateway: Gateway, uri: str, **way: Any) -> tuple[list[bytes], list[bytes]]:
     """What was published over a transport, and what the journal of a gateway on the same transport holds."""
     # Mosquitto 2.0 sends 4 KiB of a WebSocket message per turn of its loop, every 0.1 s (its issue #411).
     sent = contents(longest=20_000 if uri.startswith("ws") else 2_500_000)
     gateway.start()
     status = gateway.until(state="online")
     assert status["broker"] == uri
-    with Client(uri, client_id="device", settings=ClientSettings(tls=tls or Tls(), **way)) as client:
+    with Client(uri, client_id="device", settings=ClientSettings(**way)) as client:
         for result in [client.publish("t/1", payload) for payload in sent]:
             result.result(60)
     status = gateway.until(journaled=COUNT)
@@ -46,13 +45,8 @@ def carried(gateway: Gateway, uri: str, *, tls: Tls | None = None, **way: Any) -
     return sent, [row["payload"] for row in gateway.rows()]
 
 
-@dataclass(frozen=True)
-class Listener:
-    """Mosquitto settings, URI and TLS settings of one transport."""
-
-    settings: dict[str, str]
-    uri: str
-    tls: Tls | None = None
+#: Mosquitto settings of a transport, its URI, and how a client connects.
+Listener = tuple[dict[str, str], str, dict[str, Any]]
 
 
 def listener_of(transport: str, port: int, directory: Path, authority: Authority) -> Listener:
@@ -60,16 +54,16 @@ def listener_of(transport: str, port: int, directory: Path, authority: Authority
         tls = Tls(authority.ca_file, *authority.issue("gateway.example"), min_version="1.3")
         verify = {"cafile": str(authority.ca_file), "require_certificate": "true"}
         settings = {"listener": f"{port} 127.0.0.1", **authority.listener("localhost"), **verify}
-        return Listener(settings, f"mqtts://localhost:{port}", tls)
+        return settings, f"mqtts://localhost:{port}", {"tls": tls}
     if transport == "wss":
         settings = {"listener": f"{port} 127.0.0.1", "protocol": "websockets", **authority.listener("broker.example")}
         tls = Tls(ca_file=authority.ca_file, server_name="broker.example")
-        return Listener(settings, f"wss://127.0.0.1:{port}/any/path", tls)
+        return settings, f"wss://127.0.0.1:{port}/any/path", {"tls": tls}
     return {
-        "tcp": Listener({"listener": f"{port} 127.0.0.1"}, f"mqtt://127.0.0.1:{port}"),
-        "ipv6": Listener({"listener": f"{port} ::1"}, f"mqtt://[::1]:{port}"),
-        "unix": Listener({"listener": f"0 {directory}/mqtt.sock"}, f"unix://{directory}/mqtt.sock"),
-        "ws": Listener({"listener": f"{port} 127.0.0.1", "protocol": "websockets"}, f"ws://127.0.0.1:{port}/mqtt"),
+        "tcp": ({"listener": f"{port} 127.0.0.1"}, f"mqtt://127.0.0.1:{port}", {}),
+        "ipv6": ({"listener": f"{port} ::1"}, f"mqtt://[::1]:{port}", {}),
+        "unix": ({"listener": f"0 {directory}/mqtt.sock"}, f"unix://{directory}/mqtt.sock", {}),
+        "ws": ({"listener": f"{port} 127.0.0.1", "protocol": "websockets"}, f"ws://127.0.0.1:{port}/mqtt", {}),
     }[transport]
 
 
@@ -77,10 +71,9 @@ def listener_of(transport: str, port: int, directory: Path, authority: Authority
 def test_a_transport_delivers_byte_for_byte(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, authority: Authority, tmp_path: Path, transport: str
 ) -> None:
-    listener = listener_of(transport, free_port(), tmp_path, authority)
-    new_mosquitto(**AMPLE, **listener.settings)
-    options: dict[str, Any] = {} if listener.tls is None else {"tls": listener.tls}
-    sent, kept = carried(new_gateway(listener.uri, **options), listener.uri, tls=listener.tls)
+    settings, uri, way = listener_of(transport, free_port(), tmp_path, authority)
+    new_mosquitto(**AMPLE, **settings)
+    sent, kept = carried(new_gateway(uri, **way), uri, **way)
     assert kept == sent
 
 
@@ -103,9 +96,10 @@ def test_proxy(
     secret.write_text("opensesame\n")
     uri = f"{scheme}://broker.internal:1" + ("/mqtt" if web else "")
     with kind("me:opensesame", {"broker.internal": ("127.0.0.1", port)}) as proxy:
-        way = f"{'http' if kind is HttpProxy else 'socks5'}://me@{proxy.address}"
-        gateway = new_gateway(uri, proxy=way, proxy_password_file=secret, tls=Tls(ca_file=authority.ca_file))
-        sent, kept = carried(gateway, uri, tls=Tls(ca_file=authority.ca_file), proxy=way, proxy_password_file=secret)
+        through = f"{'http' if kind is HttpProxy else 'socks5'}://me@{proxy.address}"
+        way: dict[str, Any] = {"proxy": through, "proxy_password_file": secret, "tls": Tls(ca_file=authority.ca_file)}
+        gateway = new_gateway(uri, **way)
+        sent, kept = carried(gateway, uri, **way)
         assert kept == sent
         assert proxy.connections == 2
         assert all("broker.internal:1" in request for request in proxy.requests), "the proxy looked the name up"

@@ -1,4 +1,4 @@
-"""Small real things between a client and a broker: a line that can be frozen, an HTTP proxy, a SOCKS5 proxy."""
+"""Small real things between a client and a broker: a relay, an HTTP proxy, a SOCKS5 proxy."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ LOOPBACK = "127.0.0.1"
 
 
 class Relay:
-    """Forwards each connection to `target`; `freeze` stops that without closing anything, as a dead line does."""
+    """Forwards each connection to `target`."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
         self._server = socket.create_server((LOOPBACK, 0))
         self.port: int = self._server.getsockname()[1]
-        self._frozen = threading.Event()
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
         self.connections = 0
@@ -41,11 +40,6 @@ class Relay:
     def address(self) -> str:
         return f"{LOOPBACK}:{self.port}"
 
-    def freeze(self) -> None:
-        """What is connected now hangs for ever; what connects later is forwarded."""
-        frozen, self._frozen = self._frozen, threading.Event()
-        frozen.set()
-
     def meet(self, client: socket.socket) -> socket.socket | None:  # noqa: ARG002  # proxies do talk
         """Talk to the client first, and connect to where it wants to go."""
         return socket.create_connection(self.target, 5)
@@ -59,25 +53,20 @@ class Relay:
         while not self._ended.is_set():
             if select.select([self._server], [], [], 0.05)[0]:
                 self.connections += 1
-                self._start(self._serve, self._server.accept()[0], self._frozen)
+                self._start(self._serve, self._server.accept()[0])
 
-    def _serve(self, client: socket.socket, frozen: threading.Event) -> None:
+    def _serve(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError):
             client.settimeout(5)
             broker = self.meet(client)
             if broker is not None:
                 with broker:
-                    self._forward({client: broker, broker: client}, frozen)
+                    self._forward({client: broker, broker: client})
 
-    def _forward(self, peers: dict[socket.socket, socket.socket], frozen: threading.Event) -> None:
+    def _forward(self, peers: dict[socket.socket, socket.socket]) -> None:
         while not self._ended.is_set():
-            if frozen.is_set():
-                self._ended.wait()
-                return
             for sock in select.select(list(peers), [], [], 0.05)[0]:
                 data = sock.recv(65536)
-                if frozen.is_set():
-                    break
                 if not data:
                     return
                 peers[sock].sendall(data)
@@ -86,11 +75,7 @@ class Relay:
 class HttpProxy(Relay):
     """An HTTP proxy that knows CONNECT only."""
 
-    def __init__(
-        self,
-        login: str | None = None,
-        names: dict[str, tuple[str, int]] | None = None,
-    ) -> None:
+    def __init__(self, login: str, names: dict[str, tuple[str, int]] | None = None) -> None:
         super().__init__((LOOPBACK, 0))
         self.login = login
         self.names = names or {}
@@ -102,8 +87,8 @@ class HttpProxy(Relay):
             request += exactly(client, 1)
         lines = request.decode().split("\r\n")
         self.requests.append(lines[0])
-        wanted = f"Proxy-Authorization: Basic {base64.b64encode((self.login or '').encode()).decode()}"
-        if self.login and wanted.lower() not in [line.lower() for line in lines]:
+        wanted = f"Proxy-Authorization: Basic {base64.b64encode(self.login.encode()).decode()}"
+        if wanted.lower() not in [line.lower() for line in lines]:
             client.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic\r\n\r\n")
             return None
         host, _, port = lines[0].split()[1].rpartition(":")
@@ -119,14 +104,11 @@ class SocksProxy(HttpProxy):
     def meet(self, client: socket.socket) -> socket.socket | None:
         _version, count = exactly(client, 2)
         offered = exactly(client, count)
-        method = 2 if self.login else 0
-        if method not in offered:
+        if 2 not in offered:  # user and password
             client.sendall(b"\x05\xff")
             return None
-        client.sendall(bytes([5, method]))
-        if self.login and not self._logged_in(client):
-            return None
-        return self._lead(client)
+        client.sendall(b"\x05\x02")
+        return self._lead(client) if self._logged_in(client) else None
 
     def _logged_in(self, client: socket.socket) -> bool:
         user = exactly(client, exactly(client, 2)[1]).decode()

@@ -7,21 +7,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tests.conftest import NewMosquitto
 from tests.engines.strace import Injection, inject_command, was_injected
-from tests.helpers import wait_until
-from towline import ClientSettings, Publisher
+from tests.helpers import present, wait_until
+from tests.integration.conftest import KEEPING, Ear, towline_command
+from tests.integration.gateway.test_outbox import in_order
+from towline import ClientSettings, Publisher, publisher_metrics
 from towline.errors import ConfigError, JournalLocked, PublisherError
-from towline.mqtt.events import Filter
 from towline.net.client import Client
 from towline_prove.devstack import Mosquitto
-
-KEEPING = {"max_queued_messages": "0", "persistence": "true", "autosave_interval": "1", "autosave_on_changes": "true"}
 
 #: Publishes numbered messages, and says of each that it is on disk; goes on with what an earlier life left.
 LIFE = """
@@ -41,29 +40,7 @@ def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
     return new_mosquitto(**KEEPING)
 
 
-@pytest.fixture
-def heard(broker: Mosquitto) -> Iterator[list[int]]:
-    """Numbers as a QoS 2 subscriber gets them."""
-    numbers: list[int] = []
-    with Client(broker.uri, client_id="ear", subscribe=[Filter("#", 2)]) as ear:
-
-        def listen() -> None:
-            for message in ear:
-                message.ack()
-                numbers.append(int(message.payload or b""))
-
-        listener = threading.Thread(target=listen, daemon=True)
-        listener.start()
-        yield numbers
-    listener.join(60)
-
-
-def in_order(numbers: list[int]) -> bool:
-    topics = [[n for n in dict.fromkeys(numbers) if n % 3 == t] for t in range(3)]
-    return all(topic == sorted(topic) for topic in topics)
-
-
-def test_a_receipt_tells_disk_and_broker(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:
+def test_a_receipt_tells_disk_and_broker(broker: Mosquitto, ear: Ear, tmp_path: Path) -> None:
     told: list[tuple[int, str]] = []
     reasons: list[int] = []
     called = threading.Event()
@@ -78,7 +55,7 @@ def test_a_receipt_tells_disk_and_broker(broker: Mosquitto, heard: list[int], tm
         assert called.wait(60)
         status = publisher.status()
         assert (status["accepted"], status["delivered"]) == (2, 2)
-    wait_until(lambda: heard == [1, 2], what="both")
+    wait_until(lambda: ear.numbers() == [1, 2], what="both")
     assert (told, reasons) == ([(0, "delivered"), (1, "delivered")], [0])
     with pytest.raises(PublisherError, match="TL-O02"):
         publisher.publish("d/1", "3")
@@ -93,7 +70,7 @@ def test_that_nobody_is_subscribed_is_told(mosquitto: Mosquitto, tmp_path: Path)
 
 
 def test_what_a_broker_that_is_away_did_not_get_goes_out_at_the_next_start(
-    broker: Mosquitto, heard: list[int], tmp_path: Path
+    broker: Mosquitto, ear: Ear, tmp_path: Path
 ) -> None:
     broker.stop()
     publisher = Publisher(broker.uri, state_dir=tmp_path / "p")
@@ -105,12 +82,12 @@ def test_what_a_broker_that_is_away_did_not_get_goes_out_at_the_next_start(
     broker.start()
     with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
         assert publisher.flush(30) == 0
-    wait_until(lambda: len(set(heard)) == 50, what="all")
-    assert in_order(heard)
+    ear.until(50)
+    assert in_order(ear.messages)
 
 
 def test_what_came_before_the_clock_was_set_is_delivered(
-    broker: Mosquitto, heard: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: Mosquitto, ear: Ear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a device without a clock of its own: it stores by 1970, then NTP sets the clock; or one that was ahead."""
     broker.stop()
@@ -125,16 +102,14 @@ def test_what_came_before_the_clock_was_set_is_delivered(
             with Publisher(broker.uri, state_dir=tmp_path / str(number)) as publisher:
                 assert publisher.flush(60) == 0
                 assert publisher.status()["expired"] == 0
-            message = watch.receive(60)
-            assert message is not None
+            message = present(watch.receive(60))
             assert 200 < (message.expiry_s or 0) <= 300
-    wait_until(lambda: heard == [0, 1], what="both")
+    wait_until(lambda: ear.numbers() == [0, 1], what="both")
 
 
-def test_the_command_keeps_what_it_could_not_send(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:
+def test_the_command_keeps_what_it_could_not_send(broker: Mosquitto, ear: Ear, tmp_path: Path) -> None:
     def pub(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "towline", "pub", broker.uri, "d/{n}", "--durable", str(tmp_path / "p")]
-        return subprocess.run([*command, *more], capture_output=True, text=True, check=False, timeout=60)
+        return towline_command("pub", broker.uri, "d/{n}", "--durable", tmp_path / "p", *more)
 
     broker.stop()
     first = pub("--count", "5", "--timeout", "0")
@@ -144,7 +119,7 @@ def test_the_command_keeps_what_it_could_not_send(broker: Mosquitto, heard: list
     second = pub("--count", "2", "--qos", "2")
     assert second.returncode == 0, second.stderr
     assert "7 messages acknowledged by" in second.stdout
-    wait_until(lambda: len(heard) == 7, what="all")
+    wait_until(lambda: len(ear.messages) == 7, what="all")
 
 
 def _life(broker: Mosquitto, state: Path, first: int, count: int, qos: int) -> list[str]:
@@ -155,13 +130,9 @@ def _life(broker: Mosquitto, state: Path, first: int, count: int, qos: int) -> l
 @pytest.mark.usefixtures("ptrace")
 @pytest.mark.parametrize(("call", "points"), [("fdatasync", (1, 3, 6, 11)), ("writev", (2, 5, 9))])
 def test_kill_at_a_durable_write(
-    broker: Mosquitto, heard: list[int], tmp_path: Path, call: str, points: tuple[int, ...]
+    broker: Mosquitto, ear: Ear, tmp_path: Path, call: str, points: tuple[int, ...]
 ) -> None:
     """QoS 2, a kill at the n-th write or sync of a thread: nothing that was promised is lost, nothing is doubled."""
-    _killed_at(broker, heard, tmp_path, call, points)
-
-
-def _killed_at(broker: Mosquitto, heard: list[int], tmp_path: Path, call: str, points: range | tuple[int, ...]) -> None:
     for when in points:
         state, log, first = tmp_path / f"p{when}", tmp_path / f"strace{when}", when * 1000
         command = inject_command(_life(broker, state, first, 15, 2), Injection(call, str(when), "KILL"), log)
@@ -171,8 +142,8 @@ def _killed_at(broker: Mosquitto, heard: list[int], tmp_path: Path, call: str, p
             accepted = publisher.status()["accepted"]
         assert len(told) <= accepted
         mine = range(first, first + 1000)
-        wait_until(lambda m=mine, n=accepted: sum(x in m for x in heard) >= n, what=f"all of point {when}")  # type: ignore[misc]
-        assert Counter(n for n in heard if n in mine) == Counter(range(first, first + accepted)), (call, when)
+        wait_until(lambda m=mine, n=accepted: sum(x in m for x in ear.numbers()) >= n, what=f"all of point {when}")  # type: ignore[misc]
+        assert Counter(n for n in ear.numbers() if n in mine) == Counter(range(first, first + accepted)), (call, when)
         if not was_injected(log):
             return
 
@@ -199,3 +170,23 @@ def test_a_small_outbox_takes_many_messages_in_turn(broker: Mosquitto, tmp_path:
         waiting[-1].at_broker.result(60)
         assert publisher.flush(60) == 0
         assert publisher.status()["delivered"] == len(waiting)
+
+
+def test_an_application_exports_its_publisher(broker: Mosquitto, tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+
+    def now() -> dict[str, float]:
+        samples = (sample for family in registry.collect() for sample in family.samples)
+        return {sample.name.removeprefix("towline_publisher_"): sample.value for sample in samples}
+
+    with Publisher(broker.uri, state_dir=tmp_path / "outbox") as publisher:
+        registry.register(publisher_metrics(publisher, "app"))
+        for number in range(10):
+            publisher.publish("t/1", b"%d" % number)
+        assert publisher.flush(60) == 0
+        known = now()
+        assert known["messages_accepted_total"] == known["messages_delivered_total"] == 10
+        assert (known["connected"], known["fdatasync_seconds_count"] >= 1) == (1, True)
+        broker.stop()
+        wait_until(lambda: not now()["connected"], what="the loss")
+    assert now() == {}, "one that is closed has nothing to say"

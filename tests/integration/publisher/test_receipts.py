@@ -12,23 +12,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 
-from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.conftest import Gateway, NewGateway
+from tests.integration.conftest import Gateway, NewGateway, towline_command
+from tests.integration.devices import device, properties_of
 from towline import AsyncPublisher, Publisher, files
 from towline.delivery.receipts.mark import ReceiptKeys
 from towline.errors import ConfigError, GatewayError, PublisherError
-from towline.gateway.client import Lease
 from towline_prove.devstack import Mosquitto
 
 #: Publishes numbered messages with receipts, says of each that it is on disk, and waits to be killed.
@@ -55,9 +50,9 @@ def write_key(tmp_path: Path) -> Path:
 
 
 def new_publisher(broker: Mosquitto, directory: Path, name: str = "p", **options: Any) -> Publisher:
-    """A publisher with receipts and the line's key."""
-    key = write_key(directory)
-    return Publisher(broker.uri, state_dir=directory / name, receipts=True, receipt_key_file=key, **options)
+    """A publisher with receipts and the line's key, that soon asks for what it misses."""
+    given = {"receipt_key_file": write_key(directory), "receipt_patience_s": 1, **options}
+    return Publisher(broker.uri, state_dir=directory / name, receipts=True, **given)
 
 
 class Committer:
@@ -75,23 +70,13 @@ class Committer:
         while not self._stop.wait(0.05):
             if self.on.is_set():
                 try:
-                    commit(self.gateway)
+                    self.gateway.commit()
                 except (GatewayError, AssertionError):
                     continue  # the gateway is being killed
 
     def end(self) -> None:
         self._stop.set()
         self._thread.join(60)
-
-
-def commit(gateway: Gateway) -> None:
-    status = gateway.status()
-    gateway.client.wait(Lease("spark"), status["end"], journal=status["journal"], timeout_s=0)
-
-
-@pytest.fixture
-def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
-    return new_mosquitto(max_queued_messages="0")  # persistence is off, as by default
 
 
 @pytest.fixture
@@ -135,7 +120,7 @@ def test_a_receipt_comes_after_the_commit_and_not_before(gateway: Gateway, broke
         gateway.until(journaled=6)
         assert publisher.flush(1) == 6
         assert not any(receipt.end_to_end.done() for receipt in receipts)
-        commit(gateway)
+        gateway.commit()
         receipts[5].end_to_end.result(60)
         assert publisher.flush(10) == 0
         assert publisher.status()["receipts"]["awaiting"] == 0
@@ -174,7 +159,7 @@ def test_kill_9_of_everybody(
     gateway.stop(signal.SIGKILL)
     gateway.start()
     spark = Committer(gateway)
-    with new_publisher(broker, tmp_path, receipt_patience_s=1) as publisher:
+    with new_publisher(broker, tmp_path) as publisher:
         assert publisher.flush(60) == 0
         assert publisher.status()["receipts"]["watermark"] == 600
     spark.end()
@@ -199,18 +184,15 @@ def test_asyncio(gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path
 
 def test_the_command_waits_for_kafka(gateway: Gateway, broker: Mosquitto, tmp_path: Path) -> None:
     def pub(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "towline", "pub", broker.uri, "t/{n}", "--durable", str(tmp_path / "p")]
-        key = ["--receipt-key-file", str(write_key(tmp_path))]
-        return subprocess.run(
-            [*command, "--receipts", *key, *more], capture_output=True, text=True, check=False, timeout=60
-        )
+        key = ("--receipt-key-file", write_key(tmp_path))
+        return towline_command("pub", broker.uri, "t/{n}", "--durable", tmp_path / "p", "--receipts", *key, *more)
 
     gateway.start()
     first = pub("--count", "5", "--timeout", "1")
     assert first.returncode == 1
     assert "5 messages without a receipt: kept in" in first.stderr
     assert "No receipt has ever arrived: the line that receives these messages needs `receipts`" in first.stderr
-    commit(gateway)
+    gateway.commit()
     spark = Committer(gateway)
     second = pub("--count", "2")
     spark.end()
@@ -221,35 +203,18 @@ def test_the_command_waits_for_kafka(gateway: Gateway, broker: Mosquitto, tmp_pa
 # what others, and copies, write under a publisher's name: nothing of the publisher's is lost by it
 
 
-@contextmanager
-def device(broker: Mosquitto) -> Iterator[paho.Client]:
-    """A client of the same broker that has no key."""
-    made = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
-    made.connect("127.0.0.1", broker.port)
-    made.loop_start()
-    yield made
-    made.disconnect()
-    made.loop_stop()
-
-
 def say(client: paho.Client, payload: str, *pairs: tuple[str, str]) -> None:
-    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-    properties.UserProperty = list(pairs)
-    client.publish("t/1", payload, 1, properties=properties).wait_for_publish(60)
+    client.publish("t/1", payload, 1, properties=properties_of({"UserProperty": [*pairs]})).wait_for_publish(60)
 
 
 def payloads(gateway: Gateway) -> list[str]:
     return [row["payload"].decode() for row in rows_of(gateway)]
 
 
-def publisher(broker: Mosquitto, tmp_path: Path, directory: str = "p") -> Publisher:
-    return new_publisher(broker, tmp_path, directory, receipt_patience_s=1)
-
-
 def test_a_forged_mark_makes_nothing_vanish(
     gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
 ) -> None:
-    with publisher(broker, tmp_path) as victim, device(broker) as forger:
+    with new_publisher(broker, tmp_path) as victim, device(broker.port) as forger:
         name = victim.journal_id
         say(forger, "low", ("towline-id", name), ("towline-n", "1.3.3"), ("towline-auth", f"aa.{'0' * 32}"))
         say(forger, "epoch", ("towline-id", name), ("towline-n", "9999999999.0.0"), ("towline-auth", f".{'0' * 32}"))
@@ -270,7 +235,7 @@ def test_a_forged_mark_makes_nothing_vanish(
 
 
 def test_a_forged_receipt_lets_nothing_go(gateway: Gateway, broker: Mosquitto, tmp_path: Path) -> None:
-    with publisher(broker, tmp_path) as victim, device(broker) as forger:
+    with new_publisher(broker, tmp_path) as victim, device(broker.port) as forger:
         receipt = victim.publish("t/1", "0")  # no gateway runs
         receipt.at_broker.result(60)
         topic = f"towline/receipts/{victim.journal_id}"
@@ -283,7 +248,7 @@ def test_a_forged_receipt_lets_nothing_go(gateway: Gateway, broker: Mosquitto, t
         assert victim.flush(0) == 1
         gateway.start()
         gateway.until(journaled=1)
-        commit(gateway)
+        gateway.commit()
         receipt.end_to_end.result(60)
 
 
@@ -308,17 +273,17 @@ def test_an_older_copy_of_a_publisher_loses_nothing(
     gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
 ) -> None:
     """Numbers are given out anew, and grow past those that the gateway has, before a receipt is heard."""
-    with publisher(broker, tmp_path) as first:
+    with new_publisher(broker, tmp_path) as first:
         for number in range(5):
             first.publish("t/1", str(number))
         assert first.flush(60) == 0
     shutil.copytree(tmp_path / "p", tmp_path / "copy")
-    with publisher(broker, tmp_path) as first:
+    with new_publisher(broker, tmp_path) as first:
         for number in range(5, 10):
             first.publish("t/1", str(number))
         assert first.flush(60) == 0
     broker.stop()
-    with publisher(broker, tmp_path, "copy") as second:
+    with new_publisher(broker, tmp_path, "copy") as second:
         receipts = [second.publish("t/1", f"new {number}") for number in range(8)]
         broker.start()
         assert second.flush(60) == 0

@@ -43,12 +43,9 @@ def pki(tmp_path: Path) -> Pki:
 
 @pytest.fixture
 def gateway(new_mosquitto: NewMosquitto, new_gateway: NewGateway, pki: Pki) -> Gateway:
-    subscriptions = [{"pattern": "in/#", "qos": 2}]
+    broker, filters = new_mosquitto(max_queued_messages="0", persistence="true"), [{"pattern": "in/#", "qos": 2}]
     listen = pki.settings(address=f"127.0.0.1:{free_port()}")
-    given = {"subscriptions": subscriptions, "guarantee": "exactly_once", "outbox": {}, "listen": listen}
-    made = new_gateway(new_mosquitto(max_queued_messages="0", persistence="true"), "plant", **given)
-    made.connect()
-    return made
+    return new_gateway(broker, "plant", qos=2, subscriptions=filters, outbox={}, listen=listen).connect()
 
 
 class Driver:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.conftest import NewMosquitto
-from tests.integration.gateway.test_outbox import Ear, in_order
+from tests.helpers import present
+from tests.integration.conftest import Ear
+from tests.integration.gateway.test_outbox import in_order
 from tests.integration.spark.collecting import end_gateway, forget_last_commit
 from towline.gateway.launch import find_running
 from towline_prove.devstack import Mosquitto
@@ -26,16 +26,9 @@ def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
 
 
 @pytest.fixture
-def ear(broker: Mosquitto) -> Iterator[Ear]:
-    with contextlib.closing(Ear(broker)) as ear:
-        yield ear
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Iterator[Path]:
-    """The gateway's directory; a gateway that was started there ends with the test."""
-    yield tmp_path / "out"
-    end_gateway(tmp_path / "out")
+def state(place: Path) -> Path:
+    """The gateway's directory."""
+    return place / "out"
 
 
 def numbered(frame: DataFrame, column: str, topics: int = 3) -> DataFrame:
@@ -47,8 +40,7 @@ def numbered(frame: DataFrame, column: str, topics: int = 3) -> DataFrame:
 
 
 def outbox(state: Path) -> dict[str, Any]:
-    client = find_running(state)
-    assert client is not None
+    client = present(find_running(state))
     with client:
         found: dict[str, Any] = client.status()["outbox"]
         return found
