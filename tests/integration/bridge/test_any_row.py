@@ -14,9 +14,9 @@ from tests.conftest import NewMosquitto
 from tests.helpers import produce_all, publish_all, wait_until
 from tests.integration.bridge.running import PATIENCE, Running
 from tests.integration.bridge.test_delivery_semantics import kill_gateway, online
-from tests.integration.gateway.test_outbox import Ear
-from tests.integration.kafka.reading import records
-from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Reason
+from tests.integration.conftest import Ear
+from tests.integration.kafka.reading import dead_letters, records
+from towline.kafka.deadletters import Reason
 from towline_prove.devstack import Kafka
 
 # `make test` has the same extremes at the parts: publisher/test_any_row.py, bridge/test_sql.py and test_downsql.py,
@@ -25,21 +25,16 @@ pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 SEED = int(os.environ.get("TOWLINE_SEED", "20261122"))
 BOTH_WAYS = """
-name = "tests"
-state_dir = "state"
-mqtt = {{ brokers = "{mqtt}", max_packet_bytes = 2500000 }}
-kafka = {{ bootstrap_servers = "{kafka}", create_topics = {{ partitions = 1 }} }}
-spark = {{ master = "local[2]" }}
 [[uplink]]
 name = "line"
 guarantee = "exactly_once"
 dead_letter_topic = "up.dead"
-route = [{{ from = "t/{{number}}/#", topic = "up", key = "{{number}}" }}]
+route = [{ from = "t/{number}/#", topic = "up", key = "{number}" }]
 [[downlink]]
 name = "down"
 guarantee = "exactly_once"
 from = "records"
-topic = "d/{{key}}"
+topic = "d/{key}"
 properties = "all"
 dead_letter_topic = "down.dead"
 """
@@ -50,7 +45,8 @@ def test_every_row_goes_on_or_is_set_aside(bridge: Running, new_mosquitto: NewMo
     sent, put = list(extremes.messages(SEED)), list(extremes.records(SEED))
     own_kafka.create_topics({"records": 1})
     produce_all(own_kafka.bootstrap, "records", put)
-    bridge.file.write_text(BOTH_WAYS.format(mqtt=broker.uri, kafka=own_kafka.bootstrap))
+    large = ", max_packet_bytes = 2500000"
+    bridge.write(broker.uri, own_kafka.bootstrap, BOTH_WAYS, create_topics=True, mqtt_settings=large)
     with contextlib.closing(Ear(broker, "d/#")) as ear:
         bridge.start()
         wait_until(bridge.online, PATIENCE, "the gateway")
@@ -69,11 +65,11 @@ def test_every_row_goes_on_or_is_set_aside(bridge: Running, new_mosquitto: NewMo
         went, dead = up(own_kafka)
         assert Counter(went.keys()) + Counter(dead) == Counter(range(len(sent))), f"seed {SEED}"
         assert all(went[n] == sent[n].payload for n in went)
-        assert any(letter.reason is Reason.PACKET_TOO_LARGE for letter in letters(own_kafka, "up.dead"))
+        assert any(letter.reason is Reason.PACKET_TOO_LARGE for letter in dead_letters(own_kafka.bootstrap, "up.dead"))
         fine = {n for n, m in enumerate(sent) if len(m.payload) < 900_000 and len(m.user_properties) < 900}
         assert went.keys() >= fine
         account = bridge.account("down")
-        assert account["dead_lettered"] == len(letters(own_kafka, "down.dead"))
+        assert account["dead_lettered"] == len(dead_letters(own_kafka.bootstrap, "down.dead"))
         wait_until(lambda: len(ear.messages) >= account["delivered"], what="what was delivered")
         assert len(ear.messages) == account["delivered"], f"seed {SEED}"
     assert bridge.interrupt() == 0
@@ -91,16 +87,10 @@ def is_settled(bridge: Running, received: int, taken: int) -> bool:
     return came and all(account["adds_up"] and not account["waiting"] for account in (up, down))
 
 
-def letters(kafka: Kafka, topic: str) -> list[DeadLetter]:
-    collector = ChunkAssembler()
-    letters = [collector.add(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, topic)]
-    return [letter for letter in letters if letter is not None]
-
-
 def up(kafka: Kafka) -> tuple[dict[int, bytes], list[int]]:
     """Payloads by number in the topic, which has each once, and the numbers among the dead letters."""
     came = records(kafka.bootstrap, "up")
     went = {int(message.key()): message.value() for message in came}
     assert len(came) == len(went), "doubled"
-    topics = [dict(letter.headers)["mqtt.topic"] for letter in letters(kafka, "up.dead")]
+    topics = [dict(letter.headers)["mqtt.topic"] for letter in dead_letters(kafka.bootstrap, "up.dead")]
     return went, [int((topic or b"").split(b"/")[1]) for topic in topics]

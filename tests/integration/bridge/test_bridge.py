@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import NewMosquitto, NewTopic
-from tests.helpers import ServiceManager, wait_for_end, wait_until
+from tests.conftest import NewTopic
+from tests.helpers import ServiceManager, present, wait_for_end, wait_until
 from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from tests.integration.conftest import towline_command
 from towline.checkpoint import Checkpoint
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.spark.java import cache_directory, spark_kafka_jars
@@ -81,14 +81,13 @@ def manager(contained: Running) -> Iterator[ServiceManager]:
 
 
 def test_messages_arrive_whatever_is_killed(
-    contained: Running, manager: ServiceManager, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
+    contained: Running, manager: ServiceManager, broker: Mosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:
     """The gateway, then the whole bridge, in a container; `test_delivery_semantics` kills driver and JVM.
 
     Beside it a line whose topic is missing until it comes, and one with a wrong condition: their faults are their own.
     """
-    bridge, broker = contained, new_mosquitto(max_queued_messages="0")
-    name, dead = topic(), topic("dead")
+    bridge, name, dead = contained, topic(), topic("dead")
     missing = f"missing.{name}"
     down = f'[[downlink]]\nname = "down"\nfrom = "{missing}"\ntopic = "down/{{key}}"\n'
     lines = LINE.format(own=f'dead_letter_topic = "{dead}"', topic=name) + down + WRONG.format(topic=name)
@@ -109,8 +108,7 @@ def test_messages_arrive_whatever_is_killed(
     assert bridge.line("wrong")["query"] == "stopped"
     bridge.said(f'{kafka.bootstrap}: the topic "{missing}" is not there. Create it, or let Towline do it')
     assert bridge.line("down")["query"] == "waiting to retry"
-    endpoint = GatewayEndpoint.read(bridge.state_dir)
-    assert endpoint is not None
+    endpoint = present(GatewayEndpoint.read(bridge.state_dir))
     os.kill(endpoint.pid, signal.SIGKILL)
     publish(broker, 500, 500)
     wait_until(lambda: bridge.account()["received"] >= 1007, PATIENCE, "the gateway again")
@@ -153,8 +151,7 @@ def test_messages_arrive_whatever_is_killed(
 def stops_in_time(bridge: Running, broker: Mosquitto, kafka: Kafka) -> None:
     """SIGTERM amid a batch, when Kafka and the gateway of another line stand still."""
     checkpoint = Checkpoint(str(bridge.state_dir / "checkpoint"))
-    deaf = GatewayEndpoint.read(bridge.state_dir.parent / "wrong")
-    assert deaf is not None
+    deaf = present(GatewayEndpoint.read(bridge.state_dir.parent / "wrong"))
     kafka.pause()
     try:
         publish(broker, 1500, 10)
@@ -168,8 +165,7 @@ def stops_in_time(bridge: Running, broker: Mosquitto, kafka: Kafka) -> None:
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
-def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewMosquitto, guarantee: str) -> None:
-    broker = new_mosquitto(max_queued_messages="0")
+def test_intake_goes_on_while_kafka_is_down(bridge: Running, broker: Mosquitto, guarantee: str) -> None:
     lines = LINE.format(own=f'guarantee = "{guarantee}"', topic="t")
     bridge.write(broker.uri, f"127.0.0.1:{free_port()}", lines)
     bridge.start()
@@ -178,13 +174,7 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewM
     publish(broker, 0, 100)
     wait_until(lambda: (bridge.line()["account"] or {}).get("waiting") == 100, PATIENCE, "100 waiting")
     assert bridge.out.count("[TL-K01]") == 1
-    other = subprocess.run(
-        [sys.executable, "-m", "towline", "run", str(bridge.file)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    other = towline_command("run", bridge.file)
     assert other.returncode == 2
     assert f"a bridge runs here (pid {bridge.process.pid})" in other.stderr
     gateway = bridge.line()["gateway"]["pid"]

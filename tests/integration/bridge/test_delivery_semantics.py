@@ -17,14 +17,14 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 
-from tests.conftest import NewMosquitto
-from tests.helpers import producer_in_order, wait_until
+from tests.helpers import present, producer_in_order, wait_until
 from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.mixing import MIXED, check_mixed, publish_mixed, stop_in_mid_batch
 from tests.integration.bridge.running import PATIENCE, Flow, Running, in_kafka, publish
 from tests.integration.bridge.test_downlink import TWO_LINES, accounts, lines_of, put, run_through
 from tests.integration.bridge.test_downlink import judge as judge_line
-from tests.integration.gateway.test_outbox import KEEPING, Ear, in_order
+from tests.integration.conftest import KEEPING, Ear
+from tests.integration.gateway.test_outbox import in_order
 from towline.bridge.lines.identity import Identity
 from towline.checkpoint import Checkpoint
 from towline.gateway.endpoint import GatewayEndpoint
@@ -173,9 +173,8 @@ def test_mqtt_to_kafka_each_route_as_it_promises(up: Up) -> None:
 
 
 def test_mqtt_to_kafka_exactly_once_whatever_is_killed(
-    bridge: Running, new_mosquitto: NewMosquitto, own_kafka: Kafka, tmp_path: Path
+    bridge: Running, broker: Mosquitto, own_kafka: Kafka, tmp_path: Path
 ) -> None:
-    broker = new_mosquitto(max_queued_messages="0")
     own_kafka.create_topics({"t": 2})
     route = 'from = "telemetry/{device}/data"\ntopic = "t"\nkey = "{device}"'
     line = 'guarantee = "exactly_once"\nmax_messages_per_trigger = 150'
@@ -199,8 +198,7 @@ def test_mqtt_to_kafka_exactly_once_whatever_is_killed(
     assert sent.acked > 500
     nothing_waits(bridge, sent.acked)
     assert bridge.account()["adds_up"]
-    identity = Identity.read(bridge.state_dir)
-    assert identity is not None
+    identity = present(Identity.read(bridge.state_dir))
     settings = SinkSettings.parse({"kafka.bootstrap.servers": own_kafka.bootstrap, "sinkId": identity.sink})
     (marker,) = MarkerStore(settings, identity.sink).read_markers().values()
     assert marker is not None

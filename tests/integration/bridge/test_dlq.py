@@ -18,7 +18,8 @@ from confluent_kafka import Producer
 
 from tests.conftest import NewTopic
 from tests.helpers import produce_all
-from tests.integration.bridge.running import PATIENCE, in_kafka
+from tests.integration.bridge.running import Running, in_kafka
+from tests.integration.conftest import towline_command
 from tests.integration.kafka.test_topic_ids import make_anew
 from towline.bridge import deadletters
 from towline.bridge.config.file import load
@@ -71,20 +72,9 @@ def make(kafka: Kafka, topic: NewTopic, tmp_path: Path) -> Make:
     def made(*waiting: DeadLetter, key: str = "{device}", route: str = "") -> tuple[Bridge, DeadLetterTopic, str]:
         target, dead = topic("target"), topic("dead", 2)
         file = tmp_path / "bridge.toml"
-        file.write_text(f"""
-name = "tests"
-state_dir = "state"
-mqtt = {{ brokers = "mqtt://127.0.0.1" }}
-kafka = {{ bootstrap_servers = "{kafka.bootstrap}" }}
-[[uplink]]
-name = "line"
-dead_letter_topic = "{dead}"
-[[uplink.route]]
-from = "t/{{device}}/x"
-topic = "{target}"
-key = "{key}"
-{route}
-""")
+        line = f'[[uplink]]\nname = "line"\ndead_letter_topic = "{dead}"\n[[uplink.route]]\nfrom = "t/{{device}}/x"\n'
+        line += f'topic = "{target}"\nkey = "{key}"\n{route}\n'
+        Running(tmp_path, file).write("mqtt://127.0.0.1", kafka.bootstrap, line)
         put(kafka.bootstrap, dead, [*waiting])
         (letters,) = dead_letter_topics(bridge := load(file))
         return bridge, letters, target
@@ -204,8 +194,7 @@ def test_marks_above_an_open_transaction_count(kafka: Kafka, make: Make, monkeyp
 
 
 def run_dlq(*arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "towline", "dlq", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    result = towline_command("dlq", *arguments)
     return result.returncode, result.stdout, result.stderr
 
 

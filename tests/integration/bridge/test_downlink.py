@@ -13,15 +13,14 @@ from typing import Any
 import psutil
 import pytest
 from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 
 from tests.conftest import NewTopic
 from tests.helpers import produce_all, wait_until
 from tests.integration.bridge.running import PATIENCE, Running
 from tests.integration.bridge.test_dlq import run_dlq
-from tests.integration.gateway.test_outbox import Ear, in_order, repeats, save
+from tests.integration.conftest import Ear
+from tests.integration.devices import listening, properties_of
+from tests.integration.gateway.test_outbox import in_order, repeats, save
 from towline.bridge.runtime.status import collect_status
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.devstack.process import wait_for
@@ -70,22 +69,8 @@ sql = "CASE topic WHEN 'requests' THEN concat('back/', CAST(key AS STRING)) ELSE
 @pytest.fixture
 def device(mosquitto: Mosquitto) -> Iterator[tuple[paho.Client, list[Any]]]:
     """A foreign device, and the messages that came to it."""
-    messages: list[Any] = []
-    client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
-    client.on_message = lambda _client, _data, message: messages.append(message)
-    client.connect("127.0.0.1", mosquitto.port)
-    client.subscribe([("back/#", 2), ("answers/#", 2)])
-    client.loop_start()
-    yield client, messages
-    client.disconnect()
-    client.loop_stop()
-
-
-def properties_of(values: dict[str, Any]) -> Properties:
-    made = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-    for name, value in values.items():
-        setattr(made, name, value)
-    return made
+    with listening(mosquitto.port, ("back/#", 2), ("answers/#", 2)) as listener:
+        yield listener
 
 
 def assert_same(came: Any, values: dict[str, Any]) -> None:
@@ -129,9 +114,7 @@ def test_round_trip_request_response_and_dead_letters(
 
     fine = (b"back/fine", b"42", [("trace", b"t1"), ("null", None)])
     produce_all(
-        kafka.bootstrap,
-        extra,
-        [fine, (b"back/skip", b"skip", []), (None, b"nowhere", []), (b"back/#", b"wild", [])],
+        kafka.bootstrap, extra, [fine, (b"back/skip", b"skip", []), (None, b"nowhere", []), (b"back/#", b"wild", [])]
     )
     account = wait_until(
         lambda: (a := accounts(bridge)["line"]) and a["dead_lettered"] == 2 and a["waiting"] == 0 and a,

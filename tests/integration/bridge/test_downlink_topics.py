@@ -21,14 +21,14 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import NewTopic
 from tests.helpers import produce_all, wait_until
-from tests.integration.gateway.test_outbox import Ear
+from tests.integration.conftest import Ear
+from tests.integration.kafka.test_topic_ids import delete, make_anew
 from towline.bridge.config.file import parse
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.lines.recovery import reset_line
 from towline.bridge.runtime.driver import LineRunner
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.gateway.launch import ensure_running
-from towline.kafka.admin import KafkaAdmin
 from towline_prove.devstack import Kafka, Mosquitto
 
 PATIENCE = 120.0
@@ -83,10 +83,7 @@ class Downlink:
         future.result(30)
 
     def delete(self, topic: str, *, again: bool = False) -> None:
-        self._admin.delete_topics([topic])[topic].result(30)
-        wait_until(lambda: topic not in KafkaAdmin(self._kafka.bootstrap).info().topics, 30, "the topic's end")
-        if again:
-            self._kafka.create_topics({topic: 1})
+        make_anew(self._kafka, topic) if again else delete(self._kafka, topic)
 
     def until(self, condition: Callable[[], bool]) -> None:
         def stepped() -> bool:

@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from tests.helpers import produce_all, wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
-from tests.integration.gateway.test_outbox import Ear
+from tests.integration.conftest import Ear
 from towline import files
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.kafka import ClusterNode, KafkaCluster
@@ -30,25 +30,16 @@ from towline_prove.devstack.secured import USER, SecuredKafka
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.long]
 
-FILE = """
-name = "forms"
-state_dir = "state"
-mqtt = {{ brokers = "{broker}" }}
-[kafka]
-bootstrap_servers = "{servers}"
-{login}
-create_topics = {{ partitions = 1 }}
-[spark]
-master = "local[2]"
+LINES = """
 [[uplink]]
 name = "up"
 guarantee = "exactly_once"
-route = [{{ from = "up/{{name}}", topic = "forms.{{name}}", allowed_topics = ["forms.kept"], properties = "none" }}]
+route = [{ from = "up/{name}", topic = "forms.{name}", allowed_topics = ["forms.kept"], properties = "none" }]
 [[downlink]]
 name = "down"
 guarantee = "exactly_once"
 from = "forms.down"
-topic = "back/{{key}}"
+topic = "back/{key}"
 """
 
 
@@ -94,7 +85,7 @@ class Line:
 @contextlib.contextmanager
 def line(bridge: Running, broker: Mosquitto, kafka: str, servers: str, login: str = "") -> Iterator[Line]:
     """A bridge between a broker and a Kafka at `servers`, ready for messages; the application is at `kafka`."""
-    bridge.file.write_text(FILE.format(broker=broker.uri, servers=servers, login=login))
+    bridge.write(broker.uri, servers, LINES, name="forms", create_topics=True, kafka_settings=login)
     with contextlib.closing(Ear(broker, "back/#")) as ear:
         one = Line(bridge, broker, ear, kafka)
         one.start()
@@ -108,7 +99,7 @@ def test_a_password_that_is_rotated(tmp_path: Path, bridge: Running, mosquitto: 
     with SecuredKafka(tmp_path / "kafka", settings=often) as kafka:
         files.replace(password, former := kafka.password_file.read_text(), sync=False)
         said = ", ".join(f'"{name}" = "{value}"' for name, value in kafka.settings_of().items())
-        login = f'settings = {{ {said} }}\npassword_file = "{password}"'
+        login = f', settings = {{ {said} }}, password_file = "{password}"'
         with line(bridge, mosquitto, kafka.internal_bootstrap, kafka.bootstrap, login) as one:
             one.send(range(50), range(50))
             one.until("the beginning", lambda up, down: up["in_kafka"] == 50 and down["delivered"] == 50)

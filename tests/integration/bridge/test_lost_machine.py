@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.conftest import NewMosquitto, NewTopic
+from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.mixing import JVM, stands_still
 from tests.integration.bridge.running import PATIENCE, Flow, Running, in_kafka, kill_all, publish
@@ -64,10 +64,9 @@ def moved(bridge: Running, to: str) -> None:
 
 
 def test_what_is_lost_with_a_machine_and_what_moves_with_its_disk(
-    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
+    bridge: Running, broker: Mosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:
     """The disk of "once" moves, after a clean stop and after kill -9; that of "least" is lost. No command is typed."""
-    broker = new_mosquitto(max_queued_messages="0")
     topics = {line: topic(line) for line in LINES}
     bridge.write(broker.uri, kafka.bootstrap, BOTH.format(**topics))
     bridge.start()

@@ -35,17 +35,9 @@ def running(bridge: Running, mosquitto: Mosquitto, kafka: Kafka) -> Iterator[Run
     assert len(bridge.state) == 44
     (bridge.directory / "token").write_text("0123456789abcdef")
     (bridge.directory / "token").chmod(0o600)
-    bridge.file.write_text(f"""
-name = "stubs"
-state_dir = "{bridge.state}"
-mqtt = {{ brokers = "{mosquitto.uri}" }}
-kafka = {{ bootstrap_servers = "{kafka.bootstrap}" }}
-spark = {{ master = "local[2]", ui = true }}
-monitor = {{ listen = "{free_port()}", token_file = "token" }}
-[[uplink]]
-name = "line"
-route = [{{ from = "t/#", topic = "whole", where = "length(payload) > 1" }}]
-""")
+    monitor = f'monitor = {{ listen = "{free_port()}", token_file = "token" }}\n'
+    line = '[[uplink]]\nname = "line"\nroute = [{ from = "t/#", topic = "whole", where = "length(payload) > 1" }]\n'
+    bridge.write(mosquitto.uri, kafka.bootstrap, monitor + line, name="stubs", spark_settings=", ui = true")
     bridge.start()
     wait_until(bridge.online, PATIENCE, "the gateway")
     yield bridge

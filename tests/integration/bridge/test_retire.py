@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -15,11 +14,10 @@ import pyspark
 import pytest
 
 from tests.conftest import NewTopic
-from tests.engines.forked import fork_gateway
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from tests.integration.conftest import Ear, Gateway
 from tests.integration.gateway.test_drain import has_session
-from tests.integration.gateway.test_outbox import Ear
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
@@ -28,8 +26,6 @@ from towline.bridge.runtime.retiring import retire
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.state import pause
 from towline.errors import ConfigError
-from towline.gateway.identity import read_client_sessions
-from towline.gateway.launch import find_running
 from towline.journal import Batch, Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA
 from towline_prove.devstack import Kafka, Mosquitto
@@ -40,23 +36,19 @@ DOWN = '[[downlink]]\nname = "{0}"\nguarantee = "exactly_once"\nfrom = "{1}"\nto
 
 def written(place: Path, mosquitto: Mosquitto, kafka: str, *lines: str) -> Bridge:
     """A bridge file, read; the bridge is called as its test: all tests share one Kafka."""
-    head = f'name = "{place.parent.name}"\nstate_dir = "state"\nmqtt = {{ brokers = "{mosquitto.uri}" }}\n'
-    kafka_ = f'kafka = {{ bootstrap_servers = "{kafka}" }}\nspark = {{ master = "local[2]" }}\n'
-    (place / "bridge.toml").write_text(head + kafka_ + "".join(lines))
-    return load(place / "bridge.toml")
+    file = place / "bridge.toml"
+    Running(place, file).write(mosquitto.uri, kafka, "".join(lines), name=place.parent.name)
+    return load(file)
 
 
 def received(bridge: Bridge, name: str, mosquitto: Mosquitto, count: int, queued: int, first: int = 0) -> None:
     """Have a line's gateway take messages in while no Spark runs, and the broker queue more for it when it has gone."""
-    settings = bridge.line(name).gateway
-    process = fork_gateway(settings, bridge.state_dir.parent / f"gateway-{name}.log")
-    client = wait_until(lambda: find_running(settings.state_dir), what="the gateway")
-    with client:
-        wait_until(lambda: client.status()["state"] == "online", what="its session")
-        publish(mosquitto, first, count, topic=f"{name}/x", qos=2)
-        wait_until(lambda: client.status()["journaled"] == first + count, what="the messages")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    gateway = Gateway(bridge.line(name).gateway)
+    gateway.log = bridge.state_dir.parent / "gateway.log"
+    gateway.connect()
+    publish(mosquitto, first, count, topic=f"{name}/x", qos=2)
+    gateway.until(journaled=first + count)
+    assert gateway.stop() == 0
     publish(mosquitto, first + count, queued, topic=f"{name}/x", qos=2)
 
 
@@ -97,11 +89,10 @@ def test_a_downlink_sends_what_it_holds_and_is_ended(tmp_path: Path, mosquitto: 
     before = written(tmp_path, mosquitto, "127.0.0.1:1", UP.format("up", "t"), DOWN.format("down", "commands"))
     assign_identities(before)
     record_lines(before)
-    settings = before.line("down").gateway
-    process = fork_gateway(settings, tmp_path / "gateway.log")
-    wait_until(lambda: read_client_sessions(settings.state_dir), what="its session")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    gateway = Gateway(settings := before.line("down").gateway)
+    gateway.log = tmp_path / "gateway.log"
+    gateway.connect()
+    assert gateway.stop() == 0
     now = datetime.now(UTC)
     rows = [{"topic": "c/d", "payload": b"%d" % n, "qos": 2, "arrived_at": now} for n in range(30)]
     outbox = Outbox.open(settings.outbox_dir, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))

@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka
 from tests.integration.conftest import Gateway, NewGateway, publish
@@ -17,20 +16,11 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
-    return new_mosquitto(max_queued_messages="0")
-
-
-@pytest.fixture
 def gateways(broker: Mosquitto, new_gateway: NewGateway) -> list[Gateway]:
-    made = [
-        new_gateway(broker, name, subscriptions=[{"pattern": f"{device}/#", "qos": 2}], guarantee="exactly_once")
+    return [
+        new_gateway(broker, name, qos=2, subscriptions=[{"pattern": f"{device}/#", "qos": 2}]).connect()
         for name, device in (("g1", "a"), ("g2", "b"))
     ]
-    for one in made:
-        one.start()
-        one.until(state="online")
-    return made
 
 
 def file_of(kafka: Kafka, topic: str, gateways: list[Gateway]) -> str:

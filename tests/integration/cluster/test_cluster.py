@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import present, wait_until
 from tests.integration.cluster.hurting import (
     ENVIRONMENTS,
     alive,
@@ -164,20 +164,18 @@ class Load:
         place: Where the history is written.
         stack: MQTT and Kafka.
         hall: Names it, and is the first level of its topics.
-        topic: Of Kafka.
-        qos: Of MQTT.
     """
 
-    def __init__(self, place: Path, stack: Stack, hall: str, topic: str = "readings", qos: int = 2) -> None:
+    def __init__(self, place: Path, stack: Stack, hall: str) -> None:
         self.hall = hall
         self._claims, self._stop = place / f"{hall}.claims", threading.Event()
-        self._kafka, self._topic = stack.kafka.bootstrap, topic
+        self._kafka = stack.kafka.bootstrap
         plan = LoadPlan(
             port=stack.mosquitto.port,
             run=hall,
             messages=1_000_000,
             rate=RATE,
-            qos=qos,
+            qos=2,
             devices=10,
             publishers=2,
             topic=f"{hall}/{{device}}/data",
@@ -192,13 +190,11 @@ class Load:
         self._thread.join(PATIENCE)
 
     def judged(self) -> RunVerdict:
-        return judge_arrivals(read_history(self._claims), read_topic(self._kafka, self._topic))
+        return judge_arrivals(read_history(self._claims), read_topic(self._kafka, "readings"))
 
 
 def _cluster(place: Path) -> SparkCluster:
-    cluster = Stack(place / "stack").spark
-    assert cluster is not None
-    return cluster
+    return present(Stack(place / "stack").spark)
 
 
 def _nobody_sees_the_others(lives: Lives) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import email
 import json
 import re
@@ -16,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.conftest import NewTopic
-from tests.helpers import lacking, produce_all, wait_until
-from tests.integration.bridge.running import PATIENCE, in_kafka, publish
+from tests.helpers import lacking, present, produce_all, wait_until
+from tests.integration.bridge.running import PATIENCE, in_kafka, kill_all, publish
 from tests.integration.bridge.test_dlq import run_dlq
 from tests.integration.package.installing import ROOT, Installation, build, environ, pythons
 from towline import Client, Filter
@@ -179,11 +177,7 @@ class Example:
                 assert process.wait(PATIENCE) == 0
             finally:
                 if process.poll() is None:  # else it has ended all that it started
-                    bridge = psutil.Process(process.pid)
-                    for one in (*bridge.children(recursive=True), bridge):
-                        with contextlib.suppress(psutil.NoSuchProcess):
-                            one.kill()
-                process.wait()
+                    kill_all(process)
         said = out.read_text()
         assert said.partition("\n")[0].endswith(f"towline {release()}")
         assert f"spark: {pyspark} is up" in said
@@ -211,8 +205,7 @@ class Example:
         wait_until(lambda: account("telemetry") == adds_up, 2 * PATIENCE, adds_up)
         for topic, value in (("event.t1", b"m0"), ("event.t2", b"m1"), ("telemetry", b"m2")):
             assert [record[1] for record in in_kafka(self.kafka.bootstrap, topic)] == [value]
-        answer = device.receive(PATIENCE)
-        assert answer is not None
+        answer = present(device.receive(PATIENCE))
         assert (answer.topic, answer.payload) == ("down/valve", b"open")
         _, out, _ = run_dlq("show", str(self.file))
         assert "1  too_large          line telemetry   in plant-7.dead-letters" in out
