@@ -13,9 +13,12 @@ from paho.mqtt.properties import Properties
 
 
 @contextlib.contextmanager
-def device(port: int, protocol: MQTTProtocolVersion = paho.MQTTv5, client_id: str = "") -> Iterator[paho.Client]:
-    """One that is connected while the block runs."""
+def device(
+    port: int, protocol: MQTTProtocolVersion = paho.MQTTv5, client_id: str = "", in_flight: int = 20
+) -> Iterator[paho.Client]:
+    """One that is connected while the block runs, and has so many messages unacknowledged at most."""
     client = paho.Client(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=protocol)
+    client.max_inflight_messages_set(in_flight)
     client.connect("127.0.0.1", port)
     client.loop_start()
     try:

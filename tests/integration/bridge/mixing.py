@@ -49,8 +49,8 @@ def qos_of(number: int) -> int:
 
 def publish_mixed(broker: Mosquitto, first: int, count: int) -> None:
     """Publish numbered messages, each device's next with the other QoS, and wait until the broker has them."""
-    with device(broker.port, paho.MQTTv311, "mixed") as client:
-        client.max_inflight_messages_set(10)  # Mosquitto takes 20, and ends the connection of who sends more
+    # Mosquitto takes 20, and ends the connection of who sends more.
+    with device(broker.port, paho.MQTTv311, "mixed", in_flight=10) as client:
         sent = []
         for number in range(first, first + count):
             own = number % DEVICES

@@ -98,15 +98,15 @@ def test_a_fault_is_found_by_its_row_and_by_no_other(
     assert {one.code for one in found} >= {"TL-D25", "TL-D26", "TL-D27", "TL-D31", "TL-D39"}
 
 
-def test_no_topic_is_made_that_a_pattern_of_the_file_could_take(kafka: Kafka, tmp_path: Path) -> None:
+def test_no_topic_is_made_that_a_pattern_of_the_file_could_take(own_kafka: Kafka, tmp_path: Path) -> None:
     """Not for a moment: a downlink reads what it finds, and Spark looks for new topics of a pattern while it runs."""
     name = f"0-doctor{next(_numbers)}"  # a row names the first topics of many; those of other tests come behind
-    put(kafka.bootstrap, sound_topics(name))
+    put(own_kafka.bootstrap, sound_topics(name))
     pattern = (f'from = "{name}.commands"', "from = { pattern = '^(?!towline[.]|.*dead-letters)' }")
-    case = bridge_case(tmp_path, name, kafka.bootstrap, lambda text: text.replace("NAME", name).replace(*pattern))
-    before = set(admin.KafkaAdmin(kafka.bootstrap).info().topics)
+    case = bridge_case(tmp_path, name, own_kafka.bootstrap, lambda text: text.replace("NAME", name).replace(*pattern))
+    before = set(admin.KafkaAdmin(own_kafka.bootstrap).info().topics)
     found = asked_of(case)
-    made = set(admin.KafkaAdmin(kafka.bootstrap).info().topics) - before
+    made = set(admin.KafkaAdmin(own_kafka.bootstrap).info().topics) - before
     assert made <= {"__transaction_state", "__consumer_offsets"}
     assert {one.code: one.verdict for one in found if one.verdict is UNKNOWN} == {}
     assert any(f"{name}.records" in one.evidence for one in found if one.line == "down")
