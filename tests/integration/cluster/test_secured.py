@@ -187,7 +187,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def secured(tmp_path: Path) -> Iterator[Secured]:
+def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Secured]:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)  # a session of Spark in this process sets it for all
     with Stack(tmp_path / "stack", form=FORM) as stack:
         one = Secured(tmp_path, stack)
         try:
