@@ -86,7 +86,7 @@ class Hooks:
     perform: Callable[[Action], None]
     connection_ended: Callable[[], object] = lambda: None
     attempt_failed: Callable[[BrokerError | ConfigError], None] = lambda _error: None
-    log_notice: Callable[..., object] = lambda _what, **_facts: None
+    log_notice: Callable[..., object] = lambda _event, **_facts: None
     plain_reader: PlainReader | None = None
 
 

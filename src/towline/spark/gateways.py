@@ -579,8 +579,9 @@ class BatchPlanner:
 
     def _gateway_of(self, end: JournalPosition) -> SourceGateway | None:
         """Return the connected gateway of a position, else None."""
-        end_offset, connected = SourceOffset((end,)), (gateway for gateway in self.gateways if gateway.start)
-        return next((one for one in connected if one.start and self._position_of(one.start, end_offset)), None)
+        end_offset = SourceOffset((end,))
+        connected = ((gateway, gateway.start) for gateway in self.gateways if gateway.start)
+        return next((gateway for gateway, start in connected if self._position_of(start, end_offset)), None)
 
 
 def _lowest_limit(*limits: int | None) -> int | None:

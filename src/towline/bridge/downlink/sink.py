@@ -168,7 +168,7 @@ def render_rows(
         rows = batch if OUTCOME in batch.schema.names else table.render(batch)
         outcomes = count_outcomes(rows)
         unfit = sum(count for outcome, count in outcomes.items() if outcome.reason)
-        skipped = {one.name.lower(): outcomes[one] for one in (RowOutcome.FILTERED, RowOutcome.UNDECIDED)}
+        skipped = {outcome.name.lower(): outcomes[outcome] for outcome in (RowOutcome.FILTERED, RowOutcome.UNDECIDED)}
         counts += Counter(records=rows.num_rows, unfit=unfit, **skipped)
         if unfit and not has_dead_letter_topic:
             (row,) = rows.filter(refused_mask(rows)).slice(0, 1).select([*POSITION_COLUMNS, FAULT]).to_pylist()

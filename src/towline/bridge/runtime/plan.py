@@ -107,8 +107,11 @@ def _line_rows(line: Uplink | Downlink, document: Document) -> Iterator[Row]:
 
 
 def _filters_text(gateway: GatewaySettings, document: Document) -> str:
-    filters = gateway.subscriptions
-    return "   ".join(f"{document.restore_references(one.pattern, 'from')} (QoS {one.qos})" for one in filters)
+    filters = (
+        (document.restore_references(subscription.pattern, "from"), subscription.qos)
+        for subscription in gateway.subscriptions
+    )
+    return "   ".join(f"{pattern} (QoS {qos})" for pattern, qos in filters)
 
 
 def _write_text(line: Uplink) -> str:
