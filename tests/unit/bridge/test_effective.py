@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.cli.test_main import ran
+from towline.bridge.config.document import Document
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.effective import line_settings
 from towline.bridge.uplink.query import UplinkQuery
@@ -75,7 +76,8 @@ def bridge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bridge:
 
 
 def shown(bridge: Bridge, line: str, head: str) -> dict[str, tuple[str, str]]:
-    rows = dict(line_settings(bridge, bridge.line(line)))[head]
+    document = Document.reread(bridge.file, Path(bridge.file.name))
+    rows = dict(line_settings(bridge, bridge.line(line), document))[head]
     return {row["name"]: (row["value"], row["source"].replace("bridge.toml:", "")) for row in rows}
 
 

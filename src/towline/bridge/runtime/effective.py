@@ -48,9 +48,8 @@ def _setting(document: Document, name: str, value: object, source: str) -> Setti
     return {"name": name, "value": _value_text(document.restore_references(value, key)), "source": source}
 
 
-def line_settings(bridge: Bridge, line: Uplink | Downlink) -> Iterator[tuple[str, list[Setting]]]:
+def line_settings(bridge: Bridge, line: Uplink | Downlink, document: Document) -> Iterator[tuple[str, list[Setting]]]:
     """Yield the name of each client of a line, and its settings."""
-    document = Document.reread(bridge.file, Path(bridge.file.name))
     for gateway in line.all_gateways:
         member_text = f" of {gateway.name}" if gateway.share else ""
         yield f"MQTT{member_text}", list(_mqtt_settings(line, gateway, document))
@@ -125,8 +124,9 @@ def _value_text(value: object) -> str:
 
 def settings_lines(bridge: Bridge) -> Iterator[str]:
     """Yield the settings of all lines as text, not yet escaped."""
+    document = Document.reread(bridge.file, Path(bridge.file.name))
     for line in bridge.lines:
-        for client_name, rows in line_settings(bridge, line):
+        for client_name, rows in line_settings(bridge, line, document):
             widths = [max((len(row[key]) for row in rows), default=0) for key in ("name", "value")]
             name_width, value_width = widths[0], min(widths[1], _MAX_VALUE_WIDTH)
             yield from ("", f'▸ line "{line.name}"   {client_name}')
