@@ -45,9 +45,6 @@ ACCESS_ERROR_CODES: Final = frozenset({"TL-G40", "TL-G44", "TL-G46"})
 MIN_TOKEN_CHARS: Final = 16
 _REMEDY: Final = "Make one with: openssl rand -hex 32"
 
-#: Limit of steps for a handshake in memory, which needs fewer.
-_MAX_HANDSHAKE_STEPS: Final = 8
-
 #: In the state directory: 64 hex digits. A new file invalidates every ticket.
 KEY_FILE: Final = "ticket.key"
 #: Default validity of a ticket, in seconds: enough for a batch, its retries and a restart of the gateway.
@@ -125,8 +122,7 @@ class ClientAccess:
             GatewayError: TL-G46, the file can't be read or has no token.
         """
         if not self.token_file:
-            problem = "is not set, and this gateway is on a network"
-            raise _file_error("gatewayTokenFile", problem, "Name the token's file.")
+            raise _file_error("gatewayTokenFile", "is not set, and this gateway is on a network", "Name the file.")
         try:
             return parse_tokens(_read_file("gatewayTokenFile", self.token_file))[0]
         except ValueError as error:
@@ -223,9 +219,9 @@ def _valid_until(client: ssl.SSLContext, server: ssl.SSLContext) -> datetime:
 
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls_sides = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
-    for step in range(_MAX_HANDSHAKE_STEPS):
+    for side in tls_sides * 4:  # more turns than a handshake needs
         with contextlib.suppress(ssl.SSLWantReadError):
-            tls_sides[step % 2].do_handshake()
+            side.do_handshake()
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(str((tls_sides[0].getpeercert() or {})["notAfter"])), UTC)
 
 

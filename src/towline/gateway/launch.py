@@ -102,8 +102,7 @@ def stop_running(state_dir: Path) -> None:
     with _start_lock(state_dir.absolute(), deadline):
         endpoint = GatewayEndpoint.read(state_dir)
         if endpoint is not None and not _terminate(endpoint.process, deadline - time.monotonic()):
-            location, problem = f"pid {endpoint.pid}", "the previous gateway has been ending"
-            raise _start_timeout(location, problem, _RETRIED)
+            raise _start_timeout(f"pid {endpoint.pid}", "the previous gateway has been ending", _RETRIED)
 
 
 def prepare_state_dir(state_dir: Path) -> None:
@@ -128,9 +127,8 @@ def _start_lock(state_dir: Path, deadline: float) -> Iterator[None]:
     """Create the state directory and hold its start lock."""
     lock_fd = open_state_lock(state_dir)
     try:
-        problem = "another process has been starting the gateway"
         if not poll_until(lambda: files.try_lock(lock_fd), deadline - time.monotonic()):
-            raise _start_timeout(str(state_dir), problem, _RETRIED)
+            raise _start_timeout(str(state_dir), "another process has been starting the gateway", _RETRIED)
         yield
     finally:
         os.close(lock_fd)
