@@ -134,10 +134,10 @@ class FormatOptions:
         """
         texts = without_table_properties(texts)
         spelling = {name.lower(): name for name in self.names}
-        known = {spelling[key.lower()]: str(text).strip() for key, text in texts.items() if key.lower() in spelling}
+        values = {spelling[key.lower()]: str(text).strip() for key, text in texts.items() if key.lower() in spelling}
         unknown = [key for key in texts if key.lower() not in {*spelling, *_SPARK_OPTIONS}]
         ConfigErrors.raise_any(map(self._unknown_option, unknown))
-        return OptionValues(self, known)
+        return OptionValues(self, values)
 
     def _unknown_option(self, key: str) -> ConfigError:
         if error_parts := self.rejected.get(key.lower()):

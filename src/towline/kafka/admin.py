@@ -239,8 +239,8 @@ class KafkaAdmin:
             lambda admin: admin.describe_topics(topics, **request_options),
             lambda error: is_missing(error) or faults.is_kind(error, ErrorKind.ACCESS_RIGHTS),
         )
-        known = {name: result for name, result in results.items() if not is_missing(result)}
-        return {name: None if isinstance(result, KafkaException) else result for name, result in known.items()}
+        described = {name: result for name, result in results.items() if not is_missing(result)}
+        return {name: None if isinstance(result, KafkaException) else result for name, result in described.items()}
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
         """Return the topic ids (KIP-516) by topic name, in the text form of Kafka's tools.

@@ -62,8 +62,8 @@ class MarkerStep(NamedTuple):
 
 def _sum_totals(totals: Sequence[MarkerTotals | None]) -> MarkerTotals | None:
     """Sum totals; None where one of them is unknown, or there are none."""
-    known = [pair for pair in totals if pair is not None]
-    return MarkerTotals(*map(sum, zip(*known, strict=True))) if known and len(known) == len(totals) else None
+    present = [pair for pair in totals if pair is not None]
+    return MarkerTotals(*map(sum, zip(*present, strict=True))) if present and len(present) == len(totals) else None
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ for line in sys.stdin:
             os.kill(os.getpid(), 9)
         tell(kind="held", line=order["hold"])
     elif "judge" in order:
-        for of, mistakes in ("the one before", []), (order["of"], [["TL-C74", "b:9", "where: no", "Correct it."]]):
-            tell(kind="judged", of=of, mistakes=mistakes)
+        for of, errors in ("the one before", []), (order["of"], [["TL-C74", "b:9", "where: no", "Correct it."]]):
+            tell(kind="judged", of=of, errors=errors)
     elif "take" in order:
         tell(kind="noted", text="take " + order["take"]["route"][0]["topic"])
         tell(kind="started", line=order["take"]["name"])

@@ -663,4 +663,4 @@ class DriverSupervisor(ChildSupervisor):
         self._state.lines[report["line"]].query = PAUSED if self._is_paused(report["line"]) else HELD
 
     def _on_judged(self, report: dict[str, Any]) -> None:
-        self._check_results[report["of"]] = [ConfigError(*error) for error in report["mistakes"]]
+        self._check_results[report["of"]] = [ConfigError(*error) for error in report["errors"]]

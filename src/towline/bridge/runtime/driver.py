@@ -278,7 +278,7 @@ class Driver:
                 lines = tuple(LINE_ADAPTER.validate_python(fields) for fields in command["judge"])
                 errors_by_line = sqlcheck.check_sql(self.bridge.model_copy(update={"lines": lines}), self.spark)
                 errors = [error.args for line_errors in errors_by_line.values() for error in line_errors.errors()]
-                self.report("judged", of=command["of"], mistakes=errors)
+                self.report("judged", of=command["of"], errors=errors)
             else:
                 self._replace_line(LINE_ADAPTER.validate_python(command["take"]))
 

@@ -144,8 +144,8 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     yield from (f"sources disagree: {disagreement}   [TL-K61]" for disagreement in account.get("disagreements") or ())
     for name, status in statuses.statuses_by_gateway(gateway).items():
         # Whether an unavailable gateway is throttled now is unknown; its counts only grow.
-        known = {**status, "held_back": None} if statuses.AWAY_SINCE in status else status
-        texts = _table_advice(_BROKER_ADVICE, known), _table_advice(_RECEIPT_ADVICE, known.get("receipts") or {})
+        current = {**status, "held_back": None} if statuses.AWAY_SINCE in status else status
+        texts = _table_advice(_BROKER_ADVICE, current), _table_advice(_RECEIPT_ADVICE, current.get("receipts") or {})
         yield from (f"gateway {name}: {text}" if name else text for text in chain(*texts))
     yield from _table_advice(_OUTBOX_ADVICE, (gateway or last_report.get("gateway") or {}).get("outbox") or {})
     yield from _table_advice(_ACCOUNT_ADVICE, account)
