@@ -267,6 +267,15 @@ def test_a_message_that_is_done_and_that_no_broker_acknowledged_is_reported(tmp_
     assert "does not add up ✗ (the outbox says 5 delivered · the broker has acknowledged 4)" in told
 
 
+def test_a_refused_message_of_qos_0_is_counted_as_refused_alone(tmp_path: Path) -> None:
+    """It is done before it is sent, and so acknowledged; the refusal takes that back [I11]."""
+    line = Line(tmp_path, 3, qos=0)
+    assert line.connect(max_packet_size=5) == []
+    assert [number for number, _ in line.refused()] == [0, 1, 2]
+    status = line.sender.status()
+    assert (status["delivered"], status["refused"], status["acknowledged"]) == (0, 3, 0)
+
+
 CONFIG = events.SessionConfig("me", "line", session_expiry_s=600)
 RECORD = events.SessionRecord("me", established=True, subscriptions={"a/#": 9, "b": -1}, servers=("one", "two"))
 

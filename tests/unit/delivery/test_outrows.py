@@ -145,6 +145,14 @@ def test_an_extreme_value(field: str, value: object, reason: int | None) -> None
     assert message.expiry_us in (None, 0, MAX_EXPIRY_S * 1_000_000), "the longest that MQTT has"
 
 
+@pytest.mark.parametrize(("field", "reason"), [("topic", 0x90), ("content_type", 0x99)])
+def test_text_that_is_no_utf8_is_refused_with_the_reason_of_its_field(field: str, reason: int) -> None:
+    rows = outbox_rows({"topic": "d", "payload": b"x", "qos": 1})
+    rows = rows.set_column(rows.schema.get_field_index(field), field, text(b"\xff\xfe"))
+    (message,) = outgoing_messages(rows, 0)
+    assert message.content_or_reason == reason
+
+
 @pytest.mark.parametrize("is_utf8", [True, False, None])
 def test_a_message_has_the_properties_of_its_row(is_utf8: bool | None) -> None:
     row = {"topic": "d", "payload": b"x", "qos": 1, "retain": True, "payload_is_utf8": is_utf8, "content_type": "c"}

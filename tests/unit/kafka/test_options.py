@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from towline.errors import ConfigError
 from towline.kafka.options import NAMES, SinkSettings
 
-BASE = {"kafka.bootstrap.servers": "k1:9092,k2:9093", "topic": "t"}
+BASE = {"kafka.bootstrap.servers": "k1:9092,k2:65535", "topic": "t"}
 
 
 def parse(**options: str) -> SinkSettings:

@@ -103,6 +103,8 @@ def test_a_refused_timestamp_is_learned(lessons: RefusalLearner, moment: int, ba
     fault = record_fault(record("u", moment=bad), limits)
     assert fault is not None
     assert fault.reason is Reason.TIMESTAMP
+    denied = FailedRecord("u", ClientError(ClientError.TOPIC_AUTHORIZATION_FAILED))
+    assert denied.learn_limits(denied.error, message, 90).limits == NO_LIMITS
 
 
 def test_a_request_that_is_too_large_though_none_of_its_records_is_makes_requests_smaller(

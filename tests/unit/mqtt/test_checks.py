@@ -84,3 +84,11 @@ def test_a_refusal_of_5_is_understood_in_each_form_and_version(
 def test_what_no_version_says_is_refused_in_3_x(data: str) -> None:
     with pytest.raises(MalformedPacket):
         Decoder(version=4).feed(bytes.fromhex(data) + b"\xd0\0")
+
+
+def test_a_payload_format_that_does_not_exist_ends_the_connection_alone_and_among_many() -> None:
+    good = mqtt5.PublishPacket("t", b"x", payload_format_indicator=1).write()
+    for packets in (1, 50):
+        with pytest.raises(MalformedPacket, match="Payload Format") as caught:
+            Decoder().feed(good * (packets - 1) + good.replace(b"\x02\x01\x01", b"\x02\x01\x02"))
+        assert caught.value.reason == 0x82

@@ -59,7 +59,9 @@ def many_properties(users: int = 0, identifiers: int = 0, **more: Any) -> bytes:
 def test_a_message_too_large_keeps_its_place(version: int, qos: int) -> None:
     large = publish(7, PAYLOAD, "größe/ü", qos, retain=True, duplicate=qos > 0, content_type="c", topic_alias=9)
     if version == 5:
-        large = publish(7, PAYLOAD, "größe/ü", qos, retain=True, user_properties=[("k", "v"), ("towline-id", "p")])
+        large = publish(
+            7, PAYLOAD, "größe/ü", qos, retain=True, user_properties=[("k" * 300, "v"), ("towline-id", "p")]
+        )
     data = encode(large, version)
     stream = encode(publish(1), version) + data + encode(publish(2), version) + data + encode(publish(3), version)
 
