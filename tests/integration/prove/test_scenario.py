@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,8 @@ def kept(tmp_path: Path, record_property: Callable[[str, object], None]) -> Prov
 
     def run(scenario: Scenario) -> list[Run]:
         runs = list(prove(scenario, tmp_path, Audience()))
-        record_property("runs", [done.record() for done in runs])
+        # As JSON has them: xdist sends plain types only between its processes.
+        record_property("runs", [json.loads(json.dumps(done.record())) for done in runs])
         bad = [done.summary_text() for done in runs if not done.ok]
         assert not bad, "\n".join(bad)
         assert all(done.record()["delivered"] == scenario.messages for done in runs)
