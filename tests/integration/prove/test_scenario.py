@@ -72,9 +72,9 @@ def test_a_gateway_killed_again_and_again_takes_each_qos_2_message_once(kept: Pr
 @pytest.mark.parametrize(
     ("targets", "messages", "rate", "own_limits"),
     [
-        (AWAY, 12, 0.8, True),
-        (AWAY, 12, 0.8, False),
-        (KAFKA_AWAY, 12_000, 700.0, True),
+        (AWAY, 20, 0.8, True),
+        (AWAY, 20, 0.8, False),
+        (KAFKA_AWAY, 18_000, 700.0, True),
         # Where the gateway is cut off, only a broker that keeps more than 1,000 messages can hold 4,000 of them.
         (MQTT_AWAY, 12_000, 700.0, False),
     ],
