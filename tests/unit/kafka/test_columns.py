@@ -24,22 +24,8 @@ def bound(*names: str, topic: str | None = "t", include_headers: bool = True) ->
     return Columns.bind({name: TYPES[name] for name in names}, topic, include_headers=include_headers)
 
 
-def produced(columns: Columns, **data: Any) -> list[tuple[Any, ...]]:
-    return list(columns.rows(pa.record_batch(data)).records)
-
-
 def headers_of(rows: list[list[tuple[str, bytes | None]] | None]) -> Any:
     return pa.array([None if row is None else [{"key": k, "value": v} for k, v in row] for row in rows], HEADERS)
-
-
-#: Callbacks, time and headers of a record that has none.
-PLAIN = (None, None, 0, None)
-
-
-def test_large_types_of_arrow_too() -> None:
-    """Spark makes them with spark.sql.execution.arrow.useLargeVarTypes."""
-    assert produced(bound("value"), value=pa.array([b"a"], pa.large_binary())) == [("t", b"a", None, -1, *PLAIN)]
-    assert produced(bound("value"), value=pa.array(["a"], pa.large_string())) == [("t", b"a", None, -1, *PLAIN)]
 
 
 def test_the_topic_comes_from_the_column_unless_the_option_names_it() -> None:
@@ -53,14 +39,8 @@ def test_the_topic_comes_from_the_column_unless_the_option_names_it() -> None:
 def test_timestamps_in_milliseconds() -> None:
     moment = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, dt.UTC)
     column = pa.array([moment, None, dt.datetime.fromtimestamp(0, dt.UTC)], pa.timestamp("us", tz="UTC"))
-    records = produced(bound("value", "timestamp"), value=pa.array([b"1", b"2", b"3"]), timestamp=column)
-    assert [record[6] for record in records] == [int(moment.timestamp()) * 1000 + 678, 0, 1], "0 is now"
-
-
-def test_headers_can_be_left_out() -> None:
-    columns = bound("value", "headers", include_headers=False)
-    (record,) = produced(columns, value=pa.array([b"1"]), headers=headers_of([[("a", b"1")]]))
-    assert record == ("t", b"1", None, -1, *PLAIN)
+    rows = bound("value", "timestamp").rows(pa.record_batch({"value": [b"1", b"2", b"3"], "timestamp": column}))
+    assert [record[6] for record in rows.records] == [int(moment.timestamp()) * 1000 + 678, 0, 1], "0 is now"
 
 
 row = st.tuples(
@@ -71,25 +51,34 @@ row = st.tuples(
 )
 
 
-@given(st.lists(row, min_size=1, max_size=20), st.integers(0, 19))
-def test_records_are_the_rows_in_order_and_none_is_larger_than_told(rows: list[tuple[Any, ...]], start: int) -> None:
-    """Else one that Kafka refuses passes the quick look, and costs its whole batch."""
+@given(st.lists(row, min_size=1, max_size=20), st.integers(0, 19), st.booleans(), st.booleans())
+def test_records_are_the_rows_in_order_and_none_is_larger_than_told(
+    rows: list[tuple[Any, ...]], start: int, has_large_types: bool, include_headers: bool
+) -> None:
+    """Else one that Kafka refuses passes the quick look, and costs its whole batch.
+
+    Spark makes the large types with spark.sql.execution.arrow.useLargeVarTypes.
+    """
+    text, binary = (pa.large_string(), pa.large_binary()) if has_large_types else (pa.string(), pa.binary())
     keys, values, partitions, lists = zip(*rows, strict=True)
     given = {
-        "key": pa.array(keys, pa.string()),
-        "value": pa.array(values, pa.binary()),
+        "key": pa.array(keys, text),
+        "value": pa.array(values, binary),
         "partition": pa.array(partitions, pa.int32()),
         "headers": headers_of([*lists]),
     }
-    columns = Columns.bind({**{name: TYPES[name] for name in given}, "key": "string"}, "t", include_headers=True)
+    columns = Columns.bind(
+        {**{name: TYPES[name] for name in given}, "key": "string"}, "t", include_headers=include_headers
+    )
     cut = pa.record_batch(given).slice(start)
+    kept = [(headers or []) if include_headers else None for headers in lists]
     expected = [
-        ("t", value, None if key is None else key.encode(), -1 if part is None else part, None, None, 0, headers or [])
-        for key, value, part, headers in rows[start:]
-    ]
+        ("t", value, None if key is None else key.encode(), -1 if part is None else part, None, None, 0, headers)
+        for key, value, part, headers in zip(keys, values, partitions, kept, strict=True)
+    ][start:]
     made = columns.rows(cut)
     assert (made.bytes, [*made.records]) == (sum(len(v or b"") + len(k or b"") for _, v, k, *_ in expected), expected)
-    sizes = [record_bytes(record[2], record[1], record[7]) - RECORD_OVERHEAD for record in expected]
+    sizes = [record_bytes(record[2], record[1], record[7] or ()) - RECORD_OVERHEAD for record in expected]
     assert columns.max_record_bytes(cut) >= max(sizes, default=0)
 
 
