@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.bridge.noted import planned
 from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import FULL, Failure, Killed, MemoryKafka, Written, kafka_in_memory, numbers
 from towline.errors import KafkaError
@@ -106,19 +107,11 @@ def test_a_batch_gets_three_producers_and_then_spark_decides(memory: MemoryKafka
         write(sink(), 0, 1)
     assert type(caught.value) is KafkaError, "Spark's text names the class"
     assert [producer.id for producer in memory.producers] == ["towline.s.0"] * 3
+    assert memory.calls.count("describe_configs") == 6, "limits of the topic, and of that of the markers, for each"
     memory.fail("commit_transaction", *[kafka.INCONSISTENT] * 2)
     assert write(sink(), 0, 1).rows == 1
+    assert memory.calls.count("describe_configs") == 10, "they are read again after a refusal alone"
     assert memory.committed("t") == [b"1"]
-
-
-def test_the_limits_of_topics_are_read_again_after_a_refusal(memory: MemoryKafka) -> None:
-    write(sink(), 0, 1)
-    before = memory.calls.count("describe_configs")
-    write(sink(), 1, 2)
-    assert memory.calls.count("describe_configs") == before
-    memory.fail("commit_transaction", kafka.INCONSISTENT)
-    write(sink(), 2, 3)
-    assert memory.calls.count("describe_configs") == before + 2, "of the topic, and of that of the markers"
 
 
 def test_the_limits_of_topics_are_cached_and_a_missing_topic_is_not(memory: MemoryKafka) -> None:
@@ -207,21 +200,15 @@ def test_a_batch_marked_as_written_by_hand_is_skipped_without_a_comparison(memor
     assert memory.committed("t") == [b"1", b"2", b"3", b"4"]
 
 
-def test_a_skipped_batch_has_the_counts_of_its_marker(memory: MemoryKafka) -> None:
-    write(sink(), 0, 1)
-    mark(memory, Marker(1, 1, rows=10, crc=None, writer="q", dead_lettered=3, total_rows=30, total_dead_lettered=4))
-    done = write(sink(verifyOnSkip="false"), 1, 5)
-    assert (done.rows, done.dead_lettered, done.bytes) == (7, 3, 0)
-    assert done.marker_step == MarkerStep(MarkerTotals(20, 1), MarkerTotals(30, 4))
-
-
-def test_dead_letters_are_counted_in_the_marker(memory: MemoryKafka) -> None:
+def test_dead_letters_are_counted_in_the_marker_and_of_a_skipped_batch(memory: MemoryKafka) -> None:
     memory.topics["dlq"] = 1
     one = sink(deadLetterTopic="dlq", kafka__message__max__bytes="20000")
-    done = one.deliver(Task(0, batch=0, query="q"), [kafka.values(b"1", b"x" * 30_000, b"2")])
-    assert (done.rows, done.dead_lettered) == (2, 1)
-    assert done.marker_step == MarkerStep(None, MarkerTotals(3, 1))
-    assert memory.committed("t") == [b"1", b"2"]
+    write(one, 0, 7)
+    for was_skipped in (False, True):
+        done = one.deliver(Task(0, batch=1, query="q"), [kafka.values(b"1", b"x" * 30_000, b"2")])
+        assert (done.rows, done.dead_lettered, done.was_skipped) == (2, 1, was_skipped)
+        assert done.marker_step == MarkerStep(MarkerTotals(1, 0), MarkerTotals(4, 1))
+    assert memory.committed("t") == [b"7", b"1", b"2"]
     assert len(memory.committed("dlq")) > 1, "in parts"
 
 
@@ -357,19 +344,6 @@ def test_a_stopping_query_fences_its_producers_within_a_time_limit(memory: Memor
 # -- on the driver, before the tasks of a batch --
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """Of query q, whose batches 0 to 4 are done; batch 5 is about to run."""
-    for log in ("offsets", "commits"):
-        (tmp_path / log).mkdir()
-    for batch in range(6):
-        (tmp_path / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{batch}")
-    for batch in range(5):
-        (tmp_path / "commits" / str(batch)).write_text("v1\n{}")
-    (tmp_path / "metadata").write_text('{"id":"q"}')
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("markers", "codes"),
     [
@@ -378,14 +352,16 @@ def checkpoint(tmp_path: Path) -> Path:
     ],
 )
 def test_markers_that_were_lost_stop_the_batch_behind_the_commit_log(
-    memory: MemoryKafka, checkpoint: Path, markers: list[int | None], codes: list[str | None]
+    memory: MemoryKafka, tmp_path: Path, markers: list[int | None], codes: list[str | None]
 ) -> None:
     """A batch in the log is in Kafka for certain: its marker, or the next one, is there, or nothing is written."""
     memory.topics[MARKERS], memory.configs[MARKERS] = 2, {"cleanup.policy": "compact"}
     for partition, batch in enumerate(markers):
         if batch is not None:
             mark(memory, Marker(batch, 2, writer="q"), partition)
-    origin = batch_origin(kafka.settings(parallelism="2"), str(checkpoint))
+    for batch in (4, 5):
+        planned(tmp_path, batch, {}, done=batch == 4)
+    origin = batch_origin(kafka.settings(parallelism="2"), str(tmp_path))
     assert (origin.newest_batch, sorted(origin.hashes)) == (5, [4, 5])
     for partition, code in enumerate(codes):
         with pytest.raises(KafkaError, match=code) if code else contextlib.nullcontext():
@@ -395,25 +371,20 @@ def test_markers_that_were_lost_stop_the_batch_behind_the_commit_log(
 
 @pytest.mark.parametrize(("rows", "code"), [((0, 7), "TL-K13"), ((7, 0), "TL-K13"), ((0, 0), None)])
 def test_markers_of_another_query_stop_a_first_batch_before_a_part_of_it_is_written(
-    memory: MemoryKafka, checkpoint: Path, rows: tuple[int, int], code: str | None
+    memory: MemoryKafka, tmp_path: Path, rows: tuple[int, int], code: str | None
 ) -> None:
     """One partition may have carried nothing, and another one rows; where none has, they stand in nobody's way."""
     memory.topics[MARKERS], memory.configs[MARKERS] = 2, {"cleanup.policy": "compact"}
     for partition, total in enumerate(rows):
         mark(memory, Marker(3, 2, writer="gone", total_rows=total), partition)
-    for entry in (*(checkpoint / "commits").iterdir(), *(checkpoint / "offsets").glob("[1-9]*")):
-        entry.unlink()
-    (checkpoint / "offsets" / "0").write_text("v1\n{}\n{}")
+    planned(tmp_path, 0, {}, done=False)
     of = kafka.settings(parallelism="2")
     with pytest.raises(KafkaError, match=code) if code else contextlib.nullcontext():
-        assert batch_origin(of, str(checkpoint)).newest_batch == 0
+        assert batch_origin(of, str(tmp_path)).newest_batch == 0
 
 
-def test_markers_are_not_checked_without_a_committed_batch(
-    memory: MemoryKafka, checkpoint: Path, tmp_path: Path
-) -> None:
-    assert batch_origin(kafka.settings(), str(tmp_path / "new")) == BatchOrigin()
-    for commit in (checkpoint / "commits").iterdir():
-        commit.unlink()
-    assert batch_origin(kafka.settings(), str(checkpoint)).newest_batch == 5
+def test_markers_are_not_checked_without_a_committed_batch(memory: MemoryKafka, tmp_path: Path) -> None:
+    assert batch_origin(kafka.settings(), str(tmp_path)) == BatchOrigin()
+    planned(tmp_path, 5, {}, done=False)
+    assert batch_origin(kafka.settings(), str(tmp_path)).newest_batch == 5
     assert memory.calls == []
