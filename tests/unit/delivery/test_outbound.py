@@ -49,10 +49,9 @@ class Line:
         *,
         exactly_once: bool = False,
         disk: Disk | None = None,
-        segment_bytes: int = 1 << 20,
+        limits: Limits = Limits(min_free_bytes=0, segment_bytes=1 << 20),  # noqa: B008 frozen
         **more: Any,
     ) -> None:
-        limits = Limits(min_free_bytes=0, segment_bytes=segment_bytes)
         self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits, disk=disk)
         if messages:
             rows = [{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)]
@@ -171,19 +170,16 @@ def test_rows_that_a_crash_left_dropped_free_space_after_the_start(tmp_path: Pat
     """An attempt of a batch fills the outbox, the next one drops its rows, and the process ends before it is noted."""
     limits = Limits(max_bytes=100_000, min_free_bytes=0)
     rows = outbox_rows({"topic": "d", "payload": bytes(9_000), "qos": 1})
-    outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
+    outbox = Line(tmp_path, 0, limits=limits).outbox
     for start in range(8):
         outbox.append_batch(rows, Batch("q/0", 0, attempt="a"), start=start, whole=False)
     with pytest.raises(JournalFull):
         outbox.append_batch(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
     outbox.close()
-    outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
-    session = Session(events.SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
-    sender = OutboxSender(outbox, handle_event=lambda _: None, log=Log(), refused_dir=tmp_path / "refused")
-    sender.attach_session(session)
-    sender.turn()
-    outbox.append_batch(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
-    assert outbox.waiting_rows == 8
+    line = Line(tmp_path, 0, limits=limits)
+    line.sender.turn()
+    line.outbox.append_batch(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
+    assert line.outbox.waiting_rows == 8
 
 
 def test_exactly_once_stands_still_at_the_first_qos_2_message_that_was_acknowledged_as_qos_1(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tests.unit.journal.support import FillingDisk
 from towline import timing
 from towline.delivery import outbound as module
 from towline.delivery.outbound import Outcome
+from towline.journal import Limits
 from towline.mqtt.events import ConnectionLost, PacketsReceived
 from towline.mqtt.outbound import Phase
 from towline.timing import Timestamp
@@ -205,7 +206,7 @@ def test_of_a_row_that_is_gone_only_the_packet_id_is_given_back(tmp_path: Path, 
     """Sent a second time while the first was enough: the broker may hold it under its id [MQTT-4.3.3-6]."""
 
     def line() -> Line:
-        return Line(tmp_path, 0, segment_bytes=4096, mark=lambda *_: [])
+        return Line(tmp_path, 0, limits=Limits(min_free_bytes=0, segment_bytes=4096), mark=lambda *_: [])
 
     before = line()
     for number in range(4):

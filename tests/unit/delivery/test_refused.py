@@ -8,16 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from mqtt5 import ConnAckPacket
 
 from tests.helpers import wait_until
-from tests.unit.delivery.test_outbound import Log, outbox_rows
+from tests.unit.delivery.test_outbound import Line, outbox_rows
 from towline.delivery.outbound import OutboxSender
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
 from towline.journal import Limits, Outbox
-from towline.mqtt.events import ConnectionOpened, Event, PacketsReceived, SessionConfig
-from towline.mqtt.session import Session
 from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Timestamp
 
@@ -148,45 +145,31 @@ def test_without_space_for_refused_messages_everything_waits_and_nothing_is_done
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("towline.delivery.outbound._FULL_RETRY_S", 0.05)
-    outbox, log = outbox_at(tmp_path), Log()
-    events: list[Event] = []
     outcomes: list[int] = []
-    sender = OutboxSender(
-        outbox,
-        handle_event=events.append,
-        log=log,
-        refused_dir=tmp_path / "refused",
-        on_outcome=lambda number, *_: outcomes.append(number),
-    )
+    line = Line(tmp_path, 0, on_outcome=lambda number, *_: outcomes.append(number))
+    outbox, sender = line.outbox, line.sender
     sender.refused_messages = RefusedMessages(tmp_path / "refused", outbox, _SMALL)
-    sender.attach_session(online())
     for _ in range(100):
         outbox.append_batch(rows(bytes(50_000), topic=""))  # MQTT has no way to say it
-    outbox.append_batch(rows(b"fine"))
+    outbox.append_batch(rows(b"100"))
+    line.connect()
     until(sender, lambda: sender.blocked_reason is not None)
     kept = len(sender.refused_messages.page(0)["rows"])
     account = sender.status()
     assert 0 < kept == account["refused"] == len(outcomes) < 100
     assert account["accepted"] == 101 == account["queued"] + account["refused"] + account["in_flight"]
     assert "don't fit" in account["held_back"]
-    assert log.codes.count("TL-M49") == 1
-    before = len(events)
+    assert line.log.codes.count("TL-M49") == 1
+    line.sent.clear()
     sender.connection_lost(())
     sender.turn()
-    assert len(events) == before, "nothing is sent while there is no room"
+    assert line.sent == [], "nothing is sent while there is no room"
     sender.refused_messages.drop(99)
     until(sender, lambda: sender.status()["refused"] == 100)
     assert sender.blocked_reason is None
     assert outcomes == list(range(100))
     sender.close()
     outbox.close()
-
-
-def online() -> Session:
-    session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
-    session.handle(ConnectionOpened(), 0.0)
-    session.handle(PacketsReceived([ConnAckPacket()]), 0.0)
-    return session
 
 
 def until(sender: OutboxSender, condition: Callable[[], bool]) -> None:
