@@ -93,7 +93,8 @@ def test_marks_are_removed_where_they_end_and_nothing_else_is() -> None:
 def delivery(count: int, size: int) -> Deliver:
     packets = [publish("t", bytes(size), 2, n + 1) for n in range(count)]
     held = {n + 1: UnreleasedMessage(100 + n, 0) for n in range(count)}
-    return Deliver(7, 100, Messages([PublishRun.from_packets(packets, b"\x34" * count)]), held, (500,))
+    marks = [Mark("p", 1, 100 + n, 0) if n % 3 else None for n in range(count)]
+    return Deliver(7, 100, Messages([PublishRun.from_packets(packets, b"\x34" * count)], marks), held, (500,))
 
 
 @pytest.mark.parametrize("most", [100, 1000, 5000, 1 << 20])
@@ -107,5 +108,6 @@ def test_pieces_hold_everything_once_and_in_order(most: int) -> None:
     for frame in frames:
         inside = set(frame.rows.column("offset").to_pylist())
         assert all(entry.number in inside for entry in frame.held_ids.values())
+        assert {mark.number for mark in frame.marks} == {number for number in inside if (number - 100) % 3}
     assert [frame.released_ids for frame in frames] == [(500,)] + [()] * (len(frames) - 1)
     assert [frame.ticket for frame in frames] == [0] * (len(frames) - 1) + [7]
