@@ -122,37 +122,6 @@ class Line:
         return [(row["number"], row["reason"]) for row in self.sender.refused_messages.page(0)["rows"]]
 
 
-def test_a_message_postponed_is_overtaken_by_none_of_its_topic_that_had_not_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The session had them all before the answer came; the broker's window let one of them leave."""
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    line = Line(tmp_path, 6, topics=2)
-    assert line.connect(window=1) == [0]
-    line.answer(mqtt5.PubAckReasonCode.QUOTA_EXCEEDED)
-    assert line.drain() == [1, 3, 5], "the other topic goes on"
-    assert line.sender.status()["put_off"] == 3
-    now += 2
-    line.sender.turn()
-    assert line.drain() == [0, 2, 4]
-    assert line.outbox.waiting_rows == 0
-
-
-def test_a_broker_that_ends_every_connection_at_once_refuses_nothing(tmp_path: Path) -> None:
-    """The first message of a connection waits for a second of quiet, while one is suspected."""
-    line = Line(tmp_path, 5)
-    assert line.connect() == [0, 1, 2, 3, 4]
-    line.end(events.ConnectionLost())
-    assert line.connect() == [0, 1, 2, 3, 4]
-    line.end(events.ConnectionLost())
-    for _ in range(20):
-        assert line.connect() == []
-        line.end(events.ConnectionLost())
-    assert line.refused() == []
-    assert line.sender.status()["queued"] + line.sender.status()["in_flight"] == 5
-
-
 def test_a_refused_message_that_could_not_be_stored_is_not_sent_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

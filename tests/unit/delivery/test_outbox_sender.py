@@ -134,7 +134,7 @@ def test_what_expires_while_it_is_postponed_lets_the_next_go(tmp_path: Path, clo
     arrive(line, 2, None)
     line.connect(window=1)
     line.answer(mqtt5.PubAckReasonCode.QUOTA_EXCEEDED)
-    assert line.sent == []
+    assert (line.sent, line.sender.status()["put_off"]) == ([], 2)
     clock.now += 3
     line.sender.turn()
     line.sender.turn()
