@@ -19,7 +19,7 @@ from towline.errors import JournalFull
 from towline.guarantee import AckAfter
 from towline.journal import Journal, Limits
 from towline.mqtt.codec import Decoder
-from towline.mqtt.events import ConnectionLost, ConnectionOpened, Deliver, Event, PacketsReceived, Send, SessionConfig
+from towline.mqtt.events import ConnectionOpened, Deliver, Event, PacketsReceived, Send, SessionConfig
 from towline.mqtt.session import Session
 from towline.schema import ROW_SCHEMA
 
@@ -202,16 +202,3 @@ def test_a_marked_message_is_remembered_with_its_row(tmp_path: Path) -> None:
     line.writer.retry_when_due(line.writer.retry_at)
     assert line.writer.pending_marks == []
     assert ledger.receipts(1)[0].nonces == "ab cd"
-
-
-def test_a_connection_that_ends_while_rows_wait_has_them_once(tmp_path: Path) -> None:
-    """The broker sends again what it got no answer to; a QoS 2 message under the same id is the one that waits."""
-    line = Line(tmp_path)
-    line.disk.full = True
-    line.say(publish(1, qos=2))
-    line.handle(ConnectionLost())
-    line.connect()
-    line.disk.full = False
-    assert line.say(publish(1, qos=2, duplicate=True)) == []
-    line.writer.retry_when_due(line.writer.retry_at)
-    assert (line.answers, line.payloads()) == ([("PubRec", 1, 1)], [b"1"])
