@@ -182,24 +182,13 @@ SenderLife.TestCase.settings = settings(stateful_step_count=40, deadline=None, s
 TestSenderLife = SenderLife.TestCase
 
 
-def lived(*steps: tuple[str, dict[str, Any]]) -> None:
-    """Go through a life, and judge it after each step and at its end."""
-    life = SenderLife()
-    for name, arguments in steps:
-        getattr(life, name)(**arguments)
-        life.sound()
-    life.teardown()
-
-
-def test_a_message_of_qos_0_that_can_not_be_marked_as_sent_waits() -> None:
-    """It left while the disk was full, and again after a kill."""
-    append, full = ("append", {"qos": 0, "topics": ["a"]}), ("disk_fills", {"full": True})
-    connect, kill = ("connect", {"window": 1}), ("kill", {"flushed": False})
-    lived(append, full, connect, kill, connect)
-    lived(append, full, connect, append, ("wait", {"seconds": 100.0}), ("disk_fills", {"full": False}))
-    lived(append, full, connect, ("line_breaks", {}), connect, ("disk_fills", {"full": False}), kill, connect)
-
-
 def test_the_row_of_a_refused_message_that_is_stored_is_not_needed() -> None:
-    publish = ("append", {"qos": 2, "topics": ["a"]}), ("connect", {"window": 1}), ("answer", {"reason": REFUSED})
-    lived(*publish, ("kill", {"flushed": False}), ("turn", {}))
+    life = SenderLife()
+    life.append(topics=["a"], qos=2)
+    life.connect(window=1)
+    life.answer(reason=REFUSED)
+    life.kill(flushed=False)
+    life.sound()
+    life.turn()
+    life.sound()
+    life.teardown()
