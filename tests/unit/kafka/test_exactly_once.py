@@ -158,6 +158,8 @@ def test_markers_continue_the_totals_of_the_last_one(memory: MemoryKafka) -> Non
     assert (second.rows, second.bytes, second.was_skipped) == (2, 2, False)
     assert marker() == Marker(1, 1, rows=2, crc=None, writer="q", offsets="h1", total_rows=5)
     assert write(sink(origin), 1, 4, 5) == replace(second, bytes=0, was_skipped=True)
+    with pytest.raises(KafkaError, match="TL-K15"):
+        write(sink(BatchOrigin(newest_batch=1, hashes={1: "of other offsets"})), 1, 4, 5)
 
 
 @pytest.mark.parametrize(
