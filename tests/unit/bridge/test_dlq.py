@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.bridge.test_downlink_file import GOOD as DOWN
+from tests.unit.bridge.test_downlink_file import the_line
 from towline.bridge import deadletters
 from towline.bridge.config.model import Bridge
 from towline.bridge.lines.identity import Identity
@@ -61,39 +64,27 @@ def test_a_header_of_a_device_is_no_mark() -> None:
     assert deadletters._replayed_by_mark(deadletters._TopicRecord(3, 9, 0, b"k", b"v", [forged])) == []
 
 
-class Growing:
+def growing(monkeypatch: pytest.MonkeyPatch) -> deadletters.DeadLetterTopic:
     """A topic that gets a record for each that is read, as where a line rejects its replayed letters again.
 
     Offset 3 is that of a transaction's end.
     """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(deadletters.DeadLetterTopic, "_new_consumer", lambda *_: self)
-        self.topic, self.count = deadletters.DeadLetterTopic({"bootstrap.servers": "k"}, "dead", {}), -1
-        self.assign = self.close = lambda *_: None
-
-    def poll(self, _: float) -> Any:
-        self.count += 1
-        fields = {
-            "partition": self.count % 2,
-            "offset": self.count // 2 + (self.count > 5),
-            "timestamp": (1, 0),
-            "key": None,
-        }
-        fields |= {"value": None, "headers": None, "error": None}
-        return SimpleNamespace(**{name: lambda value=value: value for name, value in fields.items()})
+    values = ({"partition": n % 2, "offset": n // 2 + (n > 5), "timestamp": (1, 0), "error": None} for n in count())
+    records = (Mock(**{f"{name}.return_value": value for name, value in one.items()}) for one in values)
+    monkeypatch.setattr(deadletters.DeadLetterTopic, "_new_consumer", lambda *_: Mock(poll=lambda _: next(records)))
+    return deadletters.DeadLetterTopic({"bootstrap.servers": "k"}, "dead", {})
 
 
 def test_reading_stops_at_the_first_end_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the caller is; and a partition that stands still is noticed beside a growing one."""
     monkeypatch.setattr(deadletters, "_ANSWER_TIMEOUT_S", 0.01)
     positions = []
-    for record in Growing(monkeypatch).topic._read_records({0: 2, 1: 4}):
+    for record in growing(monkeypatch)._read_records({0: 2, 1: 4}):
         positions.append((record.partition, record.offset))
         time.sleep(0.02)
     assert positions == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)]
     with pytest.raises(KafkaError, match="can't be read to its end"):
-        list(Growing(monkeypatch).topic._read_records({2: 1}))
+        list(growing(monkeypatch)._read_records({2: 1}))
 
 
 @pytest.mark.parametrize("other", [False, True])
@@ -141,6 +132,14 @@ def test_a_record_that_kafka_refused_is_replayed_unchanged(tmp_path: Path) -> No
         ("x", b"payload", b"k", -1, None, None, 5, [("h", None)]),
         ("x", b"payload", b"k", 9, None, None, 0, [("h", None)]),
     ]
+
+
+@pytest.mark.parametrize("header", ["h", "mqtt.topic"])
+def test_a_letter_of_a_downlink_is_replayed_to_its_source_partition(tmp_path: Path, header: str) -> None:
+    """Also one whose record had come from MQTT: no route of an uplink is asked."""
+    letter = DeadLetter(Reason.TOPIC_ABSENT, "commands", b"k", b"v", ((header, b"1"),), 3, 17, "why", "commands")
+    (outcome,) = deadletters.LetterMapper(the_line(DOWN, tmp_path), no_spark).remap([letter])
+    assert outcome == ("commands", b"v", b"k", 3, None, None, 17, [(header, b"1")])
 
 
 def test_truncated_messages_are_never_replayed(tmp_path: Path) -> None:
