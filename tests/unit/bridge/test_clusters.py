@@ -32,13 +32,6 @@ def mistakes(place: Path, text: str, base: str = GOOD) -> str:
     return str(caught.value)
 
 
-def test_a_gateway_that_executors_cant_reach_is_told(tmp_path: Path) -> None:
-    said = mistakes(tmp_path, f'master = "{CLUSTER}"')
-    assert "its gateway has no network listener, and executors of spark://m1:7077 can't reach it otherwise" in said
-    assert "Set listen in [gateway], " in said
-    assert "[TL-C140]" in said
-
-
 @pytest.mark.parametrize(
     "kafka",
     [
