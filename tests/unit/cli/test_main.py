@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 import types
@@ -17,9 +18,8 @@ from towline.errors import ConfigError, KafkaError
 from towline.spark import session
 from towline.version import release
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "bridge.toml"
-
-
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "bridge.toml"
 FAULT = "This is a fault in Towline; please report it with the output of TOWLINE_DEBUG=1."
 
 
@@ -125,6 +125,27 @@ def test_a_terminal_of_80_columns_shows_no_longer_row(
         assert shown.split() == text.split(), "no word is cut"
         for row in shown.splitlines():
             assert row[:2] == "  " or any(line.startswith(row) for line in text.splitlines()), row
+
+
+TL_C01 = """\
+TL-C01
+  what happened  an unknown key, option or command
+  at stake       the setting you meant would be silently missing; it does not start
+  what to do     take the suggested name, or omit it
+"""
+
+
+@pytest.mark.parametrize("written", ["TL-C01", "tl-c01", "C01", "c1", "[TL-C01]"])
+def test_a_code_is_explained_as_it_may_be_written(capsys: pytest.CaptureFixture[str], written: str) -> None:
+    assert ran(capsys, "explain", written) == (0, TL_C01, "")
+
+
+def test_a_code_is_explained_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ran(capsys, "explain", "--json", "g06")
+    (row,) = [line for line in (ROOT / "docs" / "errors.md").read_text().splitlines() if line.startswith("| TL-G06 |")]
+    said = json.loads(out)
+    assert (code, list(said)) == (0, ["code", "happened", "stake", "do"])
+    assert row == f"| {' | '.join(said.values())} |"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,12 @@ MISTAKES: list[tuple[Sequence[str], str]] = [
     (("gateway", SHARED, "--line", "commands", "--member", "g1"), "a downlink has no members. Leave out --member."),
     (("gateway", ALONE, "--member", "g1"), NO_MEMBERS),
     (("run", SHARED), 'line "telemetry" has 2 gateways, and their locations are missing … TL-C127'),
-    (("init", "new.toml", "--broker", "http://b"), "--broker: a broker is mqtt://HOST"),
+    (("init", "new.toml", "--broker", "http://b"), "--broker: a broker is mqtt://HOST[:PORT], mqtts://, … [TL-C163]\n"),
+    (("init", "new.toml", "--topic", "{device}"), "--topic: … [TL-C163]\n"),
+    (
+        ("init", "new.toml", "--guarantee", "exactly_once", "--broker", "mqtt://a,mqtt://b"),
+        "--guarantee: QoS 2 with 2 brokers needs them to share sessions … [TL-C163]\n",
+    ),
     (("init", "new.toml", "--name", "-x"), 'towline init: "name" must match pattern'),
     (SHOW, 'Did you mean "kafka.security.protocol"?'),
     *(
