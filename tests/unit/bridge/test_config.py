@@ -263,17 +263,6 @@ def test_topics_that_a_list_names_are_created(tmp_path: Path, created: bool) -> 
     assert set(bridge.required_topics()) == {*bridge.lines[0].fixed_topics, *({"e.t1", "e"} if created else set())}
 
 
-def test_a_login_with_its_password_in_a_file_is_whole(tmp_path: Path) -> None:
-    """librdkafka refuses a user name without password, and must not be asked without what the file will give."""
-    (tmp_path / "pw").write_text("s3cret")
-    settings = '"security.protocol" = "SASL_SSL", "sasl.mechanism" = "PLAIN", "sasl.username" = "u", "linger.ms" = 5'
-    kafka = read(changed('"k1:9092"', f'"k1:9092"\npassword_file = "pw"\nsettings = {{ {settings} }}'), tmp_path).kafka
-    client = kafka.client_settings()
-    assert (client["sasl.password.file"], client["linger.ms"]) == (str(tmp_path / "pw"), "5")
-    (mistake,) = told(changed('"k1:9092"', f'"k1:9092"\nsettings = {{ {settings} }}'), tmp_path)
-    assert "sasl.username and sasl.password must be set" in mistake
-
-
 def test_every_mistake_is_listed_in_the_order_of_the_file(tmp_path: Path) -> None:
     """Of keys and values in all tables; then, where these are right, of all rules across them."""
     text = changed('"plant-7"', '"plant 7"').replace(ROUTE, ROUTE + "qos = 3\nxyz = 1\n")

@@ -12,8 +12,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from tests.unit.bridge.spark_texts import TOPICS_GONE
 from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.bridge.test_failures import TOPICS_GONE
 from tests.unit.bridge.test_recovery import DOWN
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.lines.identity import Identity

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bridge.spark_texts import DATA_LOSS, TOPICS_GONE
 from towline.bridge.runtime.failures import failure_reason
 from towline.errors import KafkaError
 
@@ -30,6 +29,30 @@ WriteToMicroBatchDataSource noop-table
 cast(a#0 as string),  that is not legal. Give.   [TL-B02])), NullType) as int) else a#0 AS z#1]
 +- raise line "x": a topic that is not legal.   [TL-B02]
 """
+#: How Spark's Kafka source says that it misses records: taken once from queries on a real Kafka 4.3.1 with
+#: failOnDataLoss=true; the connector is spark-sql-kafka-0-10_2.13 4.2.0. No error class stands in any of them.
+_HEAD = (
+    "Some data may have been lost because they are not available in Kafka any more;\n"
+    "either the data was aged out by Kafka or the topic may have been deleted before all the data in the\n"
+    "topic was processed.\n"
+    "If you don't want your streaming query to fail on such cases, set the source option failOnDataLoss to false.\n"
+    "Reason: "
+)
+#: Retention has overtaken a stopped query (DeleteRecords), within a batch that was begun and before one; a partition
+#: was added, and lost its first records before it was seen.
+DATA_LOSS = (
+    _HEAD + "Could not read records in offset [5, 15) for topic partition a-0\n"
+    "with consumer group spark-kafka-source-55d7225d-2ef5-471d-b32a-5a55d91f31ff--419473941-executor.",
+    _HEAD + "Added partition y-1 starts from 3 instead of 0.",
+)
+#: A topic of a pattern was deleted; one that had come since the last batch was; a topic was made anew and is shorter.
+TOPICS_GONE = (
+    _HEAD + "Partitions Set(p.two-0) have been deleted.",
+    _HEAD + "Cannot find initial offsets for partitions Set(x.two-0). They may have been deleted.",
+    _HEAD
+    + "Partition h-0 offset was changed from 9 to 3.\nThis could be either 1) a user error that the start offset is "
+    "set beyond available offset when starting query, or 2) the kafka topic-partition is deleted and re-created.",
+)
 
 
 class AnalysisException(Exception):
