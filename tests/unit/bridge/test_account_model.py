@@ -298,17 +298,9 @@ def test_each_crash_point_and_what_may_be_gone_after_it(guarantee: str, tmp_path
         place = tmp_path / str(number)
         place.mkdir()
         line = a_line(place, guarantee, letters=True)
-        for operation, *arguments in (
-            ("receive", mixed),
-            ("run",),
-            ("receive", mixed),
-            ("run", first),
-            *after,
-            ("receive", mixed),
-            ("run", second),
-            ("run",),
-            ("run",),
-        ):
+        operations: list[tuple[Any, ...]] = [("receive", mixed), ("run",), ("receive", mixed), ("run", first), *after]
+        operations += [("receive", mixed), ("run", second), ("run",), ("run",)]
+        for operation, *arguments in operations:
             getattr(line, operation)(*arguments)
             check(line)
         assert line.account.counts["waiting"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 from unittest.mock import Mock
 
@@ -69,19 +70,21 @@ def growing(monkeypatch: pytest.MonkeyPatch) -> deadletters.DeadLetterTopic:
 
     Offset 3 is that of a transaction's end.
     """
-    values = ({"partition": n % 2, "offset": n // 2 + (n > 5), "timestamp": (1, 0), "error": None} for n in count())
-    records = (Mock(**{f"{name}.return_value": value for name, value in one.items()}) for one in values)
-    monkeypatch.setattr(deadletters.DeadLetterTopic, "_new_consumer", lambda *_: Mock(poll=lambda _: next(records)))
+    empty = dict.fromkeys(("key", "value", "headers", "error"))
+    values = ({"partition": n % 2, "offset": n // 2 + (n > 5), "timestamp": (1, 0), **empty} for n in count())
+    records = (SimpleNamespace(**{name: lambda value=value: value for name, value in one.items()}) for one in values)
+    consumer = Mock(poll=lambda _: next(records))
+    monkeypatch.setattr(deadletters.DeadLetterTopic, "_new_consumer", lambda *_: consumer)
     return deadletters.DeadLetterTopic({"bootstrap.servers": "k"}, "dead", {})
 
 
 def test_reading_stops_at_the_first_end_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the caller is; and a partition that stands still is noticed beside a growing one."""
-    monkeypatch.setattr(deadletters, "_ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(deadletters, "_ANSWER_TIMEOUT_S", 0.05)
     positions = []
     for record in growing(monkeypatch)._read_records({0: 2, 1: 4}):
         positions.append((record.partition, record.offset))
-        time.sleep(0.02)
+        time.sleep(0.06)
     assert positions == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)]
     with pytest.raises(KafkaError, match="can't be read to its end"):
         list(growing(monkeypatch)._read_records({2: 1}))
