@@ -130,11 +130,27 @@ autowiredEnabled bridgeErrorHandler lazyStartProducer exceptionHandler exchangeP
 )
 
 
-def camels_rows() -> list[list[str]]:
-    """Return the cells of the rows that begin with a name of Camel's."""
-    lines = section("coming-from.md", "Apache Camel").splitlines()
-    return [line.split("|") for line in lines if line.startswith("| `")]
-
-
 def test_every_option_of_camel_has_a_row() -> None:
-    assert {name for row in camels_rows() for name in re.findall(r"`(\w+)`", row[1])} >= set(CAMEL)
+    cells = re.findall(r"^\| (`[^|]+)", section("coming-from.md", "Apache Camel"), re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} >= set(CAMEL)
+
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+ROOMS = sorted(path.name for path in (ROOT / "src" / "towline").iterdir() if (path / "__init__.py").exists())
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_room_is_in_the_picture(room: str) -> None:
+    assert re.search(rf"^  {room}/ ", ARCHITECTURE, re.MULTILINE)
+
+
+def test_what_is_named_in_the_picture_is_there() -> None:
+    floor = re.search(r"^  (guarantee .*?)  +the ground floor", ARCHITECTURE, re.MULTILINE)
+    assert floor is not None
+    absent = [name for name in floor[1].split() if not (ROOT / "src" / "towline" / f"{name}.py").exists()]
+    assert absent == []
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:\w+/)+\w+\.py|src/\w+|tests/)`", ARCHITECTURE))))
+def test_a_place_for_something_new_is_there(path: str) -> None:
+    assert (ROOT / "src" / "towline" / path).exists() or (ROOT / path).exists()
