@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,11 +27,10 @@ from towline_prove.devstack import Kafka, Mosquitto, MosquittoTooOld
 from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto, version_problem
 from towline_prove.devstack.spark import enable_fast_start
+from towline_prove.evidence import append_record, revision, run_record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-pytest_plugins = ["tests.proof"]
 
 MARKER_OF_FIXTURE = {
     "mosquitto": "broker",
@@ -74,8 +73,26 @@ hypothesis.settings.register_profile("soak", deadline=None, max_examples=200)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "towline"))
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Long tests are evidence: `--proof docs/proof/tests.jsonl` keeps a line for each that ran."""
+    parser.addoption("--proof", type=Path, metavar="FILE", help="add a line of JSON to FILE for each long test")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Record a long test that ran to its end, with what it adds by `record_property`: a seed, counts."""
+    report = yield
+    file = item.config.getoption("--proof")
+    if file is not None and report.when == "call" and not report.skipped and item.get_closest_marker("long"):
+        details = {"test": item.nodeid, **dict(report.user_properties)}
+        append_record(run_record("test", ok=report.passed, seconds=report.duration, details=details), file)
+    return report
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Every Spark that a test starts, itself or through a bridge, starts quickly; and Ctrl-C ends what tests start."""
+    if config.getoption("--proof") is not None:
+        revision()  # what is put to the proof is the code of the beginning, whatever is committed meanwhile
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a script's job &; all that is started here would have it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:

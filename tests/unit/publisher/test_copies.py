@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.unit.delivery.receipts.marks import KEYS
-from tests.unit.publisher.outboxes import Noted, awaited_of
+from tests.unit.publisher.test_pending_receipts import Noted, awaited_of
 from towline.delivery.receipts.ledger import MarkVerdict, ReceiptLedger
 from towline.delivery.receipts.mark import Content, Mark, parse_mark
 from towline.delivery.receipts.payload import ReceiptPayload
