@@ -7,7 +7,6 @@ import json
 import logging
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,12 +95,9 @@ def _raising(error: Exception) -> Any:
     return raising
 
 
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_dlq_show(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
-) -> None:
-    file = tmp_path / "bridge.toml"
-    file.write_text(GOOD)
+@pytest.fixture
+def hostile_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A bridge file and its state directory; dead letters, markers and the state have hostile text."""
     letter = DeadLetter(
         Reason.TOPIC_ILLEGAL, HOSTILE, None, None, [("mqtt.topic", b"\x1b]52;c;eA==\x07\xff")], detail=HOSTILE
     )
@@ -113,60 +109,44 @@ def test_dlq_show(
         waiting_letters=lambda *_: [deadletters.StoredLetter(0, 7, 0, letter)],
         line_of=lambda _: SimpleNamespace(name=HOSTILE),
     )
+    replayed: list[deadletters.RemapResult] = [(HOSTILE, None, None, -1, None, None, 0, None), HOSTILE]
     monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", lambda _: [shelf])
-    code, out, _ = ran(capsys, "dlq", "show", str(file), *more)
-    assert code == 0
-    assert_harmless(out)
-    if more:
-        assert json.loads(out)["first"][0]["topic"] == HOSTILE
-    else:
-        assert out.count("\n") == 3
-
-
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_dlq_replay(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
-) -> None:
-    def replay(*_: object, **__: object) -> Iterator[deadletters.RemapResult]:
-        return iter([(HOSTILE, None, None, -1, None, None, 0, None), HOSTILE])
-
-    file = tmp_path / "bridge.toml"
-    file.write_text(GOOD)
-    letters = SimpleNamespace(topic=HOSTILE, is_missing=True, unknown_sources=Counter([HOSTILE]), unreadable_records=0)
-    monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", lambda _: [letters])
-    monkeypatch.setattr("towline.bridge.deadletters.replay", replay)
-    code, out, _ = ran(capsys, "dlq", "replay", str(file), *more)
-    assert code == 1
-    assert "title" in out
-    assert_harmless(out)
-
-
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_kafka_marker_show(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: list[str]
-) -> None:
+    monkeypatch.setattr("towline.bridge.deadletters.replay", lambda *_, **__: iter(replayed))
     monkeypatch.setattr(MarkerStore, "read_markers", lambda _: {0: Marker(3, 1, writer=HOSTILE)})
-    _, out, _ = ran(capsys, "kafka", "marker", "show", "--kafka", "k:9092", "--sink", "x", *more)
-    assert "3" in out
+    (tmp_path / "bridge.toml").write_text(GOOD.replace('from = "telemetry', 'from = "\\u001b[2J\\u202e/telemetry'))
+    hostile_board(tmp_path).save()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        ("check {}/bridge.toml", 0, r"\x1b[2J\u202e/telemetry"),
+        ("dlq show {}/bridge.toml", 0, "title"),
+        ("dlq show {}/bridge.toml --json", 0, "title"),
+        ("dlq replay {}/bridge.toml", 1, "title"),
+        ("dlq replay {}/bridge.toml --json", 1, "title"),
+        ("kafka marker show --kafka k:9092 --sink x", 0, "3"),
+        ("kafka marker show --kafka k:9092 --sink x --json", 0, "3"),
+        ("status --state-dir {}", 3, "title"),
+        ("status --state-dir {} --json", 3, "title"),
+    ],
+)
+def test_a_command_tells_harmlessly_what_there_is(
+    capsys: pytest.CaptureFixture[str], hostile_places: Path, command: str, code: int, told: str
+) -> None:
+    ended, out, _ = ran(capsys, *command.format(hostile_places).split())
+    assert ended == code
+    assert told in out
     assert_harmless(out)
 
 
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_status(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: list[str]) -> None:
-    state = hostile_board(tmp_path)
-    state.save()
-    _, out, _ = ran(capsys, "status", "--state-dir", str(tmp_path), *more)
-    assert "title" in out
-    assert_harmless(out)
-
-
-def test_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "bridge.toml"
-    file.write_text(GOOD.replace('from = "telemetry', 'from = "\\u001b[2J\\u202e/telemetry'))
-    code, out, _ = ran(capsys, "check", str(file))
-    assert code == 0
-    assert "\\x1b[2J\\u202e/telemetry" in out
-    assert_harmless(out)
+def test_dead_letters_are_shown_a_line_each_and_whole_to_scripts(
+    capsys: pytest.CaptureFixture[str], hostile_places: Path
+) -> None:
+    file = str(hostile_places / "bridge.toml")
+    assert ran(capsys, "dlq", "show", file)[1].count("\n") == 3
+    assert json.loads(ran(capsys, "dlq", "show", file, "--json")[1])["first"][0]["topic"] == HOSTILE
 
 
 def hostile_board(state_dir: Path) -> BridgeState:
