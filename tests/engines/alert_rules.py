@@ -11,19 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers import lacking
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "monitoring"
 _FILE = EXAMPLES / "alerts.yml"
-_RULE = re.compile(
-    r"      - alert: (?P<name>\w+)\n"
-    r"        expr: \|-\n(?P<expression>(?:          .*\n)+)"
-    r"(?:        for: (?P<wait>\w+)\n)?"
-    r"        labels: \{ severity: (?P<severity>\w+) \}\n"
-    r'        annotations:\n          summary: "(?P<summary>.+)"\n          description: "(?P<stake>.+)"\n'
-)
 #: Seconds between two samples, as in examples/monitoring/prometheus.yml.
 _STEP = 15
 #: Minutes that all is well, and that it is as it was recorded then.
@@ -39,17 +33,13 @@ class Rule(NamedTuple):
 
     name: str
     expression: str
-    wait: str | None
-    severity: str
-    summary: str
-    stake: str
 
 
 def _read() -> list[Rule]:
-    text = _FILE.read_text()
-    rules = [Rule(*found.groups()) for found in _RULE.finditer(text)]
-    assert len(rules) == text.count("- alert:"), "every rule is written in the same form"
-    return rules
+    (group,) = yaml.safe_load(_FILE.read_text())["groups"]
+    for rule in group["rules"]:
+        assert rule["labels"].keys() | rule["annotations"].keys() == {"severity", "summary", "description"}
+    return [Rule(rule["alert"], rule["expr"]) for rule in group["rules"]]
 
 
 RULES = _read()

@@ -241,13 +241,6 @@ def test_torn_newest_entries_go(spark: Spark, how: str) -> None:
     assert spark.names("offsets") == spark.names("commits") == [".0.crc", ".1.crc", "0", "1"]
 
 
-def test_what_is_whole_is_left_alone(spark: Spark) -> None:
-    spark.run(0, 1)
-    spark.plan(2)
-    (spark.path / "offsets" / ".2.crc").unlink()  # between Hadoop's two renames, or a file system without checksums
-    assert Checkpoint(str(spark.path)).repair() == []
-
-
 @pytest.mark.parametrize("offset", ["5", '"a"', "[1]"])
 def test_an_offset_of_another_source_is_any_json(spark: Spark, offset: str) -> None:
     """A query may read more than MQTT; Spark's rate source has plain numbers, for example."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,32 +36,3 @@ def test_a_step_that_fails_leaves_the_old_file_or_the_new_one(
         files.replace_durably(path, "new")
     assert path.read_text() == ("new" if step == "fsync directory" else "old")
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_only_the_owner_reads_it_whatever_was_there_and_whatever_the_umask(tmp_path: Path) -> None:
-    path = tmp_path / "one"
-    path.write_text("old")
-    path.chmod(0o666)
-    umask = os.umask(0)
-    try:
-        files.replace(path, b"new", sync=False)
-    finally:
-        os.umask(umask)
-    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
-
-
-def test_a_lock_is_another_process_s_until_it_ends(tmp_path: Path) -> None:
-    program = "import sys; from towline.files import *; print(try_lock(open_lock(sys.argv[1])), flush=True); input()"
-    command = [sys.executable, "-c", program, str(tmp_path / "lock")]
-    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"True\n"
-        mine = files.open_lock(tmp_path / "lock")
-        assert not files.try_lock(mine)
-        other.communicate(b"\n", timeout=30)
-        assert files.try_lock(mine)
-        os.close(mine)
-    finally:
-        other.kill()
-        other.communicate()

@@ -15,13 +15,6 @@ from towline import processes
 from towline.processes import ProcessIdentity
 
 
-def test_a_process_is_known_by_its_start_too() -> None:
-    mark = ProcessIdentity.of(os.getpid())
-    assert not mark.has_ended()
-    assert ProcessIdentity(mark.pid, mark.started + 1, mark.host).has_ended()
-    assert not ProcessIdentity(mark.pid, mark.started + 1, "elsewhere").has_ended()
-
-
 def test_a_process_is_known_by_its_pid_namespace_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where that is not known, each process is known by itself only: nothing is said of the others."""
     mark = ProcessIdentity.of(os.getpid())

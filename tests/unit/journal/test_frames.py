@@ -47,20 +47,6 @@ def test_round_trip(kind: FrameKind, fields: dict[str, object]) -> None:
     assert memory[start : start + header.payload_bytes] == fields["payload"]
 
 
-def test_every_cut_and_every_flipped_bit_is_seen() -> None:
-    memory = joined(
-        encode_frame(
-            FrameKind.CHANGES, epoch=3, first_offset=7, durable_bytes=96, rows=2, section=b"{}", payload=b"x" * 21
-        )
-    )
-    for size in range(len(memory)):
-        assert intact_at(memory[:size], 0, size) is None
-    for bit in range(8 * len(memory)):
-        flipped = bytearray(memory)
-        flipped[bit // 8] ^= 1 << bit % 8
-        assert intact_at(memoryview(flipped), 0, len(flipped)) is None, bit
-
-
 @given(st.binary(max_size=400), st.integers(0, 7))
 def test_frames_behind_bad_bytes_are_found(noise: bytes, into: int) -> None:
     first = encode_frame(FrameKind.CHANGES, epoch=1, first_offset=5, durable_bytes=8, payload=b"watermark")

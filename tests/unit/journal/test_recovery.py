@@ -333,15 +333,3 @@ def test_a_shortened_sealed_segment_is_damage(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:frame])  # at a frame's border: only the next snapshot can tell
     with pytest.raises(JournalDamaged, match=rf"is {frame:,} bytes long, but [\d,]+ were durable"):
         opened(tmp_path, SMALL)
-
-
-def test_recovery_writes_a_new_file(tmp_path: Path) -> None:
-    journal = opened(tmp_path)
-    fill(journal, 5)
-    crash(journal)
-    last = segments(tmp_path)[-1]
-    inode = last.stat().st_ino
-    held = last.open("rb")  # keeps the number from being used again
-    with opened(tmp_path):
-        assert last.stat().st_ino != inode
-    held.close()
