@@ -9,7 +9,7 @@ import unicodedata
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import structlog
@@ -81,18 +81,11 @@ def test_the_command_line_tells_an_error_harmlessly(
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
     for raised in (TowlineError("TL-K01", HOSTILE, HOSTILE), ValueError(HOSTILE)):
-        monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", _raising(raised))
+        monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", Mock(side_effect=raised))
         _, out, err = ran(capsys, "dlq", "show", str(file))
         assert out == ""
         assert_harmless(err)
     assert_harmless(ran(capsys, HOSTILE)[2])
-
-
-def _raising(error: Exception) -> Any:
-    def raising(*_: object, **__: object) -> None:
-        raise error
-
-    return raising
 
 
 @pytest.fixture
