@@ -21,7 +21,7 @@ from towline.bridge import deadletters
 from towline.bridge.runtime.failures import failure_reason
 from towline.bridge.runtime.screen import LiveScreen, PlainScreen
 from towline.bridge.runtime.state import BridgeState
-from towline.errors import KafkaError, TowlineError
+from towline.errors import KafkaError
 from towline.gateway.process import configure_logging
 from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.markers import Marker
@@ -62,12 +62,6 @@ def test_what_has_no_shape_is_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_an_error_is_one_line_whatever_is_in_it() -> None:
-    error = KafkaError("TL-K01", HOSTILE, HOSTILE, HOSTILE)
-    assert_harmless(str(error))
-    assert str(error).count("\n") == 0
-
-
 def test_a_code_in_a_devices_text_is_not_the_code_of_the_failure() -> None:
     error = KafkaError("TL-K05", "kafka", "topic x   [TL-C44] is refused")
     told = failure_reason(f"traceback\ntowline.errors.KafkaError: {error}\n  at line", "line")
@@ -80,7 +74,7 @@ def test_the_command_line_tells_an_error_harmlessly(
 ) -> None:
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
-    for raised in (TowlineError("TL-K01", HOSTILE, HOSTILE), ValueError(HOSTILE)):
+    for raised in (KafkaError("TL-K01", HOSTILE, HOSTILE, HOSTILE), ValueError(HOSTILE)):
         monkeypatch.setattr("towline.bridge.deadletters.dead_letter_topics", Mock(side_effect=raised))
         _, out, err = ran(capsys, "dlq", "show", str(file))
         assert out == ""

@@ -131,7 +131,7 @@ class FaultyDisk(Unsynced):
         self.call, self.at, self.number = call, self.calls.count(call) + 1, number
         self.times, self.partial = times, partial
 
-    def _maybe(self, call: str) -> None:
+    def step(self, call: str) -> None:
         self.calls.append(call)
         last = float("inf") if self.times is None else self.at + self.times - 1
         if call == self.call and self.at <= self.calls.count(call) <= last:
@@ -139,7 +139,7 @@ class FaultyDisk(Unsynced):
 
     def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
         try:
-            self._maybe("write")
+            self.step("write")
         except OSError:
             if self.partial:
                 os.write(descriptor, b"".join(bytes(buffer) for buffer in buffers)[: self.partial])
@@ -147,13 +147,20 @@ class FaultyDisk(Unsynced):
         return super().write(descriptor, buffers)
 
 
-def _counted(name: str) -> Callable[..., Any]:
-    def call(disk: FaultyDisk, *arguments: Any) -> Any:
-        disk._maybe(name)
-        return getattr(Unsynced, name)(disk, *arguments)
+def step_before(kind: type[Any], *calls: str) -> None:
+    """Have a disk's `step` told the name of each of these calls before it is made."""
 
-    return call
+    def stepped(name: str) -> Callable[..., Any]:
+        call = getattr(kind, name)
+
+        def step_and_call(disk: Any, *arguments: Any) -> Any:
+            disk.step(name)
+            return call(disk, *arguments)
+
+        return step_and_call
+
+    for name in calls:
+        setattr(kind, name, stepped(name))
 
 
-for _name in ("create", "sync_data", "sync", "sync_directory", "truncate", "rename", "remove", "free"):
-    setattr(FaultyDisk, _name, _counted(_name))
+step_before(FaultyDisk, "create", "sync_data", "sync", "sync_directory", "truncate", "rename", "remove", "free")

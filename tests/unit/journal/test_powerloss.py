@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
-from tests.unit.journal.support import SMALL, opened, opened_outbox, rows, served
+from tests.unit.journal.support import SMALL, opened, opened_outbox, rows, served, step_before
 from towline.errors import JournalError
 from towline.journal import Batch, Disk, InFlight, Journal, Outbox
 from towline.journal.outbox import PHASE_PUBLISHED, PHASE_RELEASED
@@ -78,18 +77,7 @@ class PowerLoss(Disk):
             os.close(descriptor)
 
 
-def _stepped(name: str) -> Any:
-    call = getattr(PowerLoss, name)
-
-    def stepped(disk: PowerLoss, *arguments: Any) -> Any:
-        disk.step(name)
-        return call(disk, *arguments)
-
-    return stepped
-
-
-for _name in ("create", "write", "sync_data", "sync", "sync_directory", "truncate", "rename", "remove"):
-    setattr(PowerLoss, _name, _stepped(_name))
+step_before(PowerLoss, "create", "write", "sync_data", "sync", "sync_directory", "truncate", "rename", "remove")
 
 
 class Life:

@@ -181,20 +181,6 @@ def pause_after(schedule: ReconnectSchedule, now: float, failures: int = 1, *, w
     return schedule.due_at - now
 
 
-@pytest.mark.parametrize("closing", [FIRST, SECOND])
-def test_a_broker_that_accepts_and_closes_is_skipped_and_each_round_has_a_pause(closing: Endpoint) -> None:
-    schedule, now, tried, pauses = schedule_of(FIRST, SECOND), 0.0, list[Endpoint](), 0
-    for _ in range(40):
-        now = max(now, schedule.due_at) + 0.01
-        tried.append(schedule.next_endpoint())
-        if online := tried[-1] == closing:
-            schedule.record_online(now)
-        schedule.record_failure(now, was_online=online)
-        pauses += schedule.due_at > now
-    assert pauses >= 19
-    assert {FIRST, SECOND} <= set(tried[-4:])
-
-
 @pytest.mark.parametrize(
     ("ends", "seconds", "delivers", "expected"),
     [(4, 0.1, False, FIRST), (5, 0.1, False, SECOND), (5, 10.0, False, FIRST), (5, 0.1, True, FIRST)],

@@ -146,22 +146,6 @@ def test_a_publisher_does_not_travel(publisher: Publisher) -> None:
         pickle.dumps(publisher)
 
 
-def test_a_message_is_on_disk_when_it_is_synced(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, gate, sync = threading.Event(), threading.Event(), os.fdatasync
-
-    def slow(descriptor: int) -> None:
-        begun.set()
-        assert gate.wait(20)
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fdatasync", slow)
-    stage = publisher.publish("t", "1", wait=False).on_disk
-    assert begun.wait(20)
-    assert not stage.done()
-    gate.set()
-    assert stage.result(20) == 0
-
-
 def test_a_disk_that_fails_ends_every_wait(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     first = publisher.publish("t", "1")
 
