@@ -95,14 +95,6 @@ def test_small_frames_are_joined_up_to_the_bounds() -> None:
     assert [batch.num_rows for batch in combine_slices(pieces, 1000, 80 * of_a_row)] == [80, 80, 80, 10]
 
 
-def test_a_large_frame_keeps_its_place_among_small_ones() -> None:
-    """By rows and by bytes; a reader that got it first would have rows out of order [I4]."""
-    frames = frames_of([[10], [10] * 60, [10], [3000], [10], [10]])
-    batches = list(combine_slices((RowSlice(frame, frame.nbytes) for frame in frames), 100, 5000))
-    check(batches, frames, 100, 5000)
-    assert [batch.num_rows for batch in batches] == [1, 60, 1, 1, 2]
-
-
 def test_a_range_far_into_a_segment_of_an_earlier_run_is_found_from_near(tmp_path: Path) -> None:
     """Not by walking over all frames below it; and the index of many single rows needs little memory."""
     with opened(tmp_path) as journal:
