@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.trace import format_trace_id, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tests.unit.bridge.noted import journals, planned
 from tests.unit.bridge.oracle import becomes, taker
@@ -34,13 +37,18 @@ from towline.bridge.routes import (
     routes_from_json,
     routes_to_json,
 )
-from towline.bridge.uplink.sink import LineWriter, records
-from towline.errors import KafkaError
+from towline.bridge.uplink.sink import SLICE_COLUMN, LineReader, LineWriter, WriterPartition, open_slice, records
+from towline.errors import GatewayError, KafkaError
+from towline.gateway.access import ClientAccess
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import HEADER_OVERHEAD, DeadLetter, Reason
 from towline.kafka.delivery import DeliveryResult
+from towline.processes import ProcessIdentity
 from towline.schema import OPTIONAL_COLUMNS, ROW_SCHEMA
+from towline.spark import reader
 from towline.spark.kafka_sink import KafkaTaskResult
+from towline.spark.link import GatewayAddress, ReadPlan
+from towline.spark.reader import Slice
 from towline.spark.sink_note import BatchResult, SinkNote, Span
 
 DEAD = ("towline.t1", "two.b")
@@ -244,6 +252,18 @@ def test_a_key_has_one_writer_whatever_its_topic() -> None:
     assert keys == [b"d"]
 
 
+def test_trace_context_has_the_names_that_consumers_look_for() -> None:
+    """OpenTelemetry's propagator of W3C Trace Context, with the headers of a record as its carrier."""
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    users = [{"key": "traceparent", "value": parent}, {"key": "tracestate", "value": "a=b"}]
+    out = RouteTable(compiled(TABLES[0])).render(batch_of([row("a/d/x", user_properties=users)]))
+    (*_, headers) = next(iter(RecordColumns().rows(out).records))
+    carrier = {name: (value or b"").decode() for name, value in headers or ()}
+    span = get_current_span(TraceContextTextMapPropagator().extract(carrier)).get_span_context()
+    assert format_trace_id(span.trace_id) == parent.split("-")[1]
+    assert span.trace_state.to_header() == "a=b"
+
+
 def places(part: pa.RecordBatch) -> tuple[list[int], list[int]]:
     return codes(part), part.column("towline_offset").to_pylist()
 
@@ -339,3 +359,42 @@ def test_messages_that_did_not_come_to_the_sink_have_a_reason_or_are_astray(
     known = {name: result.counts[name] for name in ("astray", "dropped", "skipped", "left_out")}
     assert {name: count for name, count in known.items() if count} == told
     assert result.spans == {"j": Span(5, 15)}
+
+
+# -- slices of a batch on their way through Spark to the task that writes ----------------------------------------------
+
+LOCAL = GatewayAddress("/state/é", settings='{"name": "g"}', owner=ProcessIdentity(7, 8, "host"))
+REMOTE = GatewayAddress("grpc+tls://h:1", access=ClientAccess("/token", "/ca", "name"), ticket_s=5)
+ADMITTED = replace(REMOTE, ticket="ticket", ca_pem="PEM")
+SLICES = (
+    Slice(LOCAL, "j1", 3, 9, "inc"),
+    Slice(ADMITTED, "j2", 0, 4),
+    Slice(LOCAL, "j3", 5, 5),
+)
+
+
+def test_a_slice_is_read_by_the_task_that_writes_where_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ticket lets it in to a gateway on a network; one without rows is nothing to read."""
+    asked: list[Any] = []
+    monkeypatch.setattr(GatewayAddress, "rows", lambda *place: asked.append(place))
+    (batch,) = LineReader(ReadPlan(LOCAL), {"writers": "3"}).read(WriterPartition(SLICES, 2, 3))
+    slices = [open_slice(text) for text in batch.column(SLICE_COLUMN).to_pylist()]
+    assert [of for _, *of in slices] == [[2, 3]] * 2
+    assert asked == [(LOCAL, "j1", 3, 9, "inc"), (ADMITTED, "j2", 0, 4, "")]
+    assert not list(LineReader(ReadPlan(LOCAL), {"writers": "3"}).read(WriterPartition([], 0, 3)))
+
+
+def test_each_writer_has_all_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a batch without rows: each writer leaves its marker."""
+    for slices in (SLICES, ()):
+        monkeypatch.setattr(reader.MqttStreamReader, "partitions", lambda *_: slices)  # noqa: B023 - asked at once
+        parts: Any = LineReader(ReadPlan(LOCAL), {"writers": "2"}).partitions({}, {})
+        assert [(part.slices, part.writer, part.writers) for part in parts] == [(slices, 0, 2), (slices, 1, 2)]
+
+
+def test_what_is_handed_out_once_is_not_written_by_a_second_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_task_attempt", lambda: 1)
+    partition, options = WriterPartition(SLICES, 0, 1), {"writers": "1"}
+    with pytest.raises(GatewayError, match="TL-G62"):
+        list(LineReader(ReadPlan(LOCAL, replays_batches=False), options).read(partition))
+    assert len(list(LineReader(ReadPlan(LOCAL), options).read(partition))) == 1
