@@ -23,6 +23,8 @@ def told(problems: Iterator[Problem]) -> list[str]:
 
 def test_a_sound_bridge_is_ready() -> None:
     assert verdict("ready", a_bridge().problems()) == (True, {"ready": True, "problems": []})
+    full = a_gateway(status={**UP_STATUS, "held_back": "window full"})
+    assert told(readiness_problems(full)) == [], "it is how a broker is held to its pace"
 
 
 def test_only_a_loop_that_stands_still_is_a_reason_to_start_again(tmp_path: Path) -> None:
@@ -55,10 +57,6 @@ def test_only_a_loop_that_stands_still_is_a_reason_to_start_again(tmp_path: Path
 )
 def test_one_thing_that_is_wrong_is_one_problem(known: Known, what: str) -> None:
     assert told(known.problems()) == [what]
-
-
-def test_a_full_window_is_how_a_broker_is_held_to_its_pace() -> None:
-    assert told(readiness_problems(a_gateway(status={**UP_STATUS, "held_back": "window full"}))) == []
 
 
 def test_codes_are_told_and_texts_are_not() -> None:

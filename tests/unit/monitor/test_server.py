@@ -1,4 +1,7 @@
-"""The server answers what it has, and neither slow nor many nor rude clients stop it or cost more than they may."""
+"""The server answers what it has, and neither slow nor many nor rude clients stop it or cost more than they may.
+
+It is there only where it was asked for.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,23 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.helpers import wait_until
+from tests.unit.bridge.test_config import GOOD, read
+from towline.bridge.runtime.state import BridgeState
 from towline.errors import ConfigError
 from towline.monitor import server
 from towline.monitor.server import serve
+from towline.monitor.serving import metrics_endpoint
+from towline.options import parse_host_port
 
 HOME = "127.0.0.1:0"
 #: More than the kernel keeps for a connection that nobody reads (tcp_wmem: 4 MiB).
@@ -196,3 +205,32 @@ def test_it_ends_at_once_whoever_is_connected(verdicts: Any) -> None:
         assert time.monotonic() - began < 5, "a second, and what a busy machine takes"
         with serve(verdicts, f"127.0.0.1:{port}") as again:
             assert Served(again).answers()
+
+
+def test_an_address() -> None:
+    assert [parse_host_port(text) for text in ("9464", "[::1]:80")] == [("127.0.0.1", 9464), ("::1", 80)]
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":9464", "1:2:3", "host:65536", "http://h:1", "h:1/x"])
+def test_no_address(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r'bridge.toml:17  \[monitor\]: .*Write it as "127.0.0.1:9464".*TL-C05'):
+        read(f'{GOOD}[monitor]\nlisten = "{text}"\n', tmp_path)
+    with pytest.raises(ConfigError, match=r"--metrics: .*TL-C145"), metrics_endpoint(read(GOOD, tmp_path), text or " "):
+        pass
+
+
+def listening() -> set[Any]:
+    """Where this process takes connections."""
+    return {one.laddr for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+
+
+def test_nothing_listens_that_was_not_asked_for(tmp_path: Path) -> None:
+    before = listening()
+    with metrics_endpoint(read(GOOD, tmp_path), None) as observe:
+        observe(BridgeState("b", tmp_path, {"line": "up"}))
+        assert listening() == before
+    plan = read(f'{GOOD}[monitor]\nlisten = "{HOME}"\n', tmp_path)
+    with metrics_endpoint(plan, None, plan.lines[0].gateway):  # the file's address is the bridge's
+        assert listening() == before
+    with metrics_endpoint(plan, None):
+        assert len(listening() - before) == 1
