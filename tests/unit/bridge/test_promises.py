@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import io
 import runpy
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from pydantic import ValidationError
 from rich.console import Console
 
 from tests.unit.bridge.test_config import GOOD, changed, read, told
@@ -22,7 +19,6 @@ from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect_status
 from towline.bridge.runtime.status import render as render_status
 from towline.bridge.runtime.supervisor import Supervisor
-from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee, policy, promise_problem, spark_conflict
 from towline.kafka.clientconfig import insecure_settings
 from towline.schema import ROW_SCHEMA
@@ -33,22 +29,6 @@ def test_the_page_says_what_the_code_does(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.syspath_prepend(scripts)
     script = runpy.run_path(str(scripts / "guarantees.py"))
     assert script["table"]() in script["PAGE"].read_text(), "run scripts/guarantees.py"
-
-
-@pytest.mark.parametrize("guarantee", list(Guarantee))
-def test_the_gateway_takes_what_the_table_sets(guarantee: Guarantee, tmp_path: Path) -> None:
-    table = policy(guarantee)
-    given: dict[str, Any] = {
-        "name": "x",
-        "state_dir": tmp_path,
-        "brokers": "mqtt://x",
-        "guarantee": guarantee,
-        "subscriptions": [{"pattern": "a", "qos": table.qos}],
-    }
-    assert GatewaySettings.model_validate(given).effective_ack_after is table.ack_choices[0]
-    for acks in AckAfter:
-        with nullcontext() if acks in table.ack_choices else pytest.raises(ValidationError, match="needs ack_after"):
-            assert GatewaySettings.model_validate(given | {"ack_after": acks}).effective_ack_after is acks
 
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))

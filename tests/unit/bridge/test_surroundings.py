@@ -29,13 +29,6 @@ from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES, socket_path
 
 
-def test_tasks_of_a_local_master_run_in_this_python(tmp_path: Path) -> None:
-    """Another may lack what they import, and each would fail: "Python worker failed to connect back", for ever."""
-    names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
-    variables = driver_environment(read(GOOD, tmp_path), tmp_path, dict.fromkeys(names, "/usr/bin/jupyter"))
-    assert [variables[name] for name in names] == [sys.executable] * 2
-
-
 def test_a_bridge_is_not_run_with_jars_of_anybody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,17 +40,20 @@ def test_a_bridge_is_not_run_with_jars_of_anybody(
     assert (code, f"any user may write in {tmp_path}/cache" in err) == (2, True)
 
 
-def test_sparks_folders_lie_in_the_state_directory(tmp_path: Path) -> None:
+def test_the_drivers_environment(tmp_path: Path) -> None:
+    """Another Python may lack what the tasks import, and each would fail: "Python worker failed to connect back"."""
     place = tmp_path / 'a "b" c'
     place.mkdir()
-    variables = driver_environment(read(GOOD, tmp_path), place, {"SPARK_SUBMIT_OPTS": "-Xlog:gc"})
+    users = {"SPARK_SUBMIT_OPTS": "-Xlog:gc", "PYSPARK_PYTHON": "jupyter", "PYSPARK_DRIVER_PYTHON": "jupyter"}
+    variables = driver_environment(read(GOOD, tmp_path), place, users)
+    assert variables["PYSPARK_PYTHON"] == variables["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert variables["SPARK_LOCAL_DIRS"] == str(place)
     assert variables["LC_ALL"] == "C.UTF-8", "a JVM whose locale is C can't open each directory"
     assert "LC_ALL" not in driver_environment(read(GOOD, tmp_path), place, {"LANG": "en_US.utf8"})
     options = shlex.split(variables["SPARK_SUBMIT_OPTS"])
     assert options[-2:] == ["-Xlog:gc", f"-Djava.io.tmpdir={place}"]  # of two that say the same the later counts
-    users = read(GOOD + "\n[spark]\nconf = { 'spark.local.dir' = '/fast' }\n", tmp_path)
-    assert "SPARK_LOCAL_DIRS" not in driver_environment(users, place, {})
+    own = read(GOOD + "\n[spark]\nconf = { 'spark.local.dir' = '/fast' }\n", tmp_path)
+    assert "SPARK_LOCAL_DIRS" not in driver_environment(own, place, {})
     assert not re.match(NAME, SCRATCH_DIR), "no line lives where Spark drops files"
 
 
