@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from tests.unit.bridge.test_config import GOOD, changed, read, told
+from tests.unit.bridge.test_reload import HEAD
 from towline.bridge.routes import DEDUPE, RouteTable, RowOutcome, count_outcomes
 from towline.bridge.runtime.plan import plan_text
 from towline.bridge.runtime.screen import LiveScreen, PlainScreen
@@ -19,7 +20,7 @@ from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect_status
 from towline.bridge.runtime.status import render as render_status
 from towline.bridge.runtime.supervisor import Supervisor
-from towline.guarantee import AckAfter, Guarantee, policy, promise_problem, spark_conflict
+from towline.guarantee import AckAfter, Guarantee, policy, promise_problem
 from towline.kafka.clientconfig import insecure_settings
 from towline.schema import ROW_SCHEMA
 
@@ -42,12 +43,6 @@ def test_a_route_promises_less_than_an_exactly_once_line_and_is_subscribed_so(
     assert (promise_problem(guarantee, promise, qos) is None) is fits
 
 
-@pytest.mark.parametrize("value", [True, "TRUE "])
-def test_a_spark_setting_may_not_undo_the_promise(value: object) -> None:
-    assert spark_conflict(Guarantee.EXACTLY_ONCE, {"spark.speculation": value}) == ("spark.speculation", "false")
-    assert spark_conflict(Guarantee.AT_LEAST_ONCE, {"spark.speculation": value}) is None
-
-
 @pytest.mark.parametrize("guarantee", list(Guarantee))
 def test_a_bridge_sets_what_its_promises_ask_of_spark(guarantee: Guarantee, tmp_path: Path) -> None:
     own = changed('name = "telemetry"', f'name = "telemetry"\nguarantee = "{guarantee}"')
@@ -66,9 +61,6 @@ promise = "at_least_once"
 """
 
 
-EXACTLY = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"')
-
-
 @pytest.mark.parametrize(
     ("routes", "qos"),
     [
@@ -77,7 +69,8 @@ EXACTLY = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactl
     ],
 )
 def test_routes_that_promise_less_share_the_line(tmp_path: Path, routes: str, qos: dict[str, int]) -> None:
-    (line,) = read(EXACTLY + routes, tmp_path).uplinks
+    exactly = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"')
+    (line,) = read(exactly + routes, tmp_path).uplinks
     assert {one.pattern: one.qos for one in line.gateway.subscriptions} == qos
 
 
@@ -100,9 +93,6 @@ def route(filter_: str, more: str = "") -> str:
     return f'[[uplink.route]]\nfrom = "{filter_}"\ntopic = "t"\n{more}\n'
 
 
-HEAD = (
-    'name = "plant"\nstate_dir = "state"\nmqtt = { brokers = "mqtt://b" }\nkafka = { bootstrap_servers = "k:9092" }\n'
-)
 WEAKER, KEY, LOSES = 'promise = "at_least_once"', 'dedupe = { key = "{mqtt.topic}" }', 'promise = "at_most_once"'
 
 

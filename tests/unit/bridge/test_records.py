@@ -25,7 +25,6 @@ from towline.bridge import routes as module
 from towline.bridge.config.tables import RouteSection
 from towline.bridge.deadletters import source_row
 from towline.bridge.routes import (
-    DEDUPE,
     HEADER_MAP,
     OUTCOME,
     REJECT,
@@ -302,13 +301,6 @@ def test_topics_without_end_are_forgotten_and_long_ones_not_remembered() -> None
     for name in ("x", "x" * 250, *map(str, range(module._MAX_CACHED_TOPICS)), *["x", "x" * 250] * 2):
         cached(name)
     assert [asked[name] for name in ("x", "x" * 250, "1")] == [2, 3, 1]
-
-
-def test_a_key_that_alone_tells_repeats_has_to_be_there() -> None:
-    keyed = {"from": "a", "topic": "t", "qos": 1, "dedupe": {"key": "{mqtt.user.id}"}}
-    route = RouteSection.model_validate(keyed).compile(Guarantee.EXACTLY_ONCE)
-    batch = batch_of([row("a"), row("a")]).append_column(DEDUPE, pa.array([None, "1"], pa.string()))
-    assert codes(RouteTable([route]).render(batch)) == [RowOutcome.KEY_ABSENT, RowOutcome.RENDERED]
 
 
 def batch_result(place: Path, answers: list[KafkaTaskResult], **more: str) -> BatchResult:
