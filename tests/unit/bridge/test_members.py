@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, content, read, told
+from tests.unit.bridge.test_config import line as with_line
 from tests.unit.gateway.remote import Pki
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.subscriptions import restrict_filters
@@ -35,12 +36,8 @@ MEMBERS = '\n[[uplink.member]]\nname = "g2"\n[[uplink.member]]\nname = "g1"\n'
 FILTERS = '\n[[uplink.member]]\nname = "north"\nfilters = ["telemetry/n/#"]\n[[uplink.member]]\nname = "south"\nfilters = ["telemetry/s/#"]\n'
 
 
-def with_line(keys: str, more: str = "", text: str = GOOD) -> str:
-    return text.replace('name = "telemetry"\n', f'name = "telemetry"\n{keys}\n', 1) + more
-
-
 def test_each_member_has_a_name_a_client_id_and_a_directory_of_its_own(tmp_path: Path) -> None:
-    bridge = read(with_line('share = "subscription"', MEMBERS), tmp_path)
+    bridge = read(with_line('share = "subscription"') + MEMBERS, tmp_path)
     (line,) = bridge.uplinks
     second, first = line.members
     assert [one.mqtt_client_id for one in line.members] == ["plant-7-telemetry-g2", "plant-7-telemetry-g1"]
@@ -51,7 +48,7 @@ def test_each_member_has_a_name_a_client_id_and_a_directory_of_its_own(tmp_path:
     assert Bridge.model_validate_json(bridge.model_dump_json(by_alias=True)) == bridge
     with pytest.raises(ConfigError, match=r'has no member "g3"\. Known here: g1, g2\.   \[TL-C120\]'):
         line.member_settings("g3", bridge.file)
-    (line,) = read(with_line("", FILTERS), tmp_path).uplinks
+    (line,) = read(GOOD + FILTERS, tmp_path).uplinks
     assert [[s.pattern for s in one.subscriptions] for one in line.members] == [["telemetry/n/#"], ["telemetry/s/#"]]
 
 
@@ -88,20 +85,14 @@ OLD = 'share = "subscription"\nmqtt = { protocol = "3.1.1" }'
         ("", FILTERS.replace("telemetry/s/#", "alarms/#"), "TL-C124", 23, ['"alarms/#" of member "south" matches no topic']),
         ("", FILTERS.replace("telemetry/s/#", "telemetry/s#"), "TL-C67", 23, ['"telemetry/s#"', "stands alone and last"]),
         (OLD, MEMBERS, "TL-C05", 13, ["$share/", 'needs protocol "5"']),
+        ('share = "subscription"', f'{MEMBERS}[[uplink.route]]\nfrom = "$share/g/a"\ntopic = "a"\n', "TL-C125", 10, ['"$share/g/a" is a shared subscription, and the line has members']),
         ('share = "subscription"', MEMBERS.replace("g2", "x" * 60), "TL-C125", 19, ["more than 64 characters"]),
     ],
 )  # fmt: skip
 def test_mistakes(keys: str, more: str, code: str, line: int, said: list[str], tmp_path: Path) -> None:
-    found, *_ = told(with_line(keys, more), tmp_path)
+    found, *_ = told(with_line(keys) + more, tmp_path)
     assert (found.partition(" ")[0], found[-(len(code) + 2) :]) == (f"bridge.toml:{line}", f"[{code}]"), found
     assert [part for part in said if part not in found] == [], found
-
-
-def test_a_shared_route_and_members_are_two_ways_at_once(tmp_path: Path) -> None:
-    text = with_line('share = "subscription"', MEMBERS).replace('from = "tele', 'from = "$share/g/tele')
-    (found,) = told(text, tmp_path)
-    assert "is a shared subscription, and the line has members" in found
-    assert "[TL-C125]" in found
 
 
 @pytest.mark.parametrize(
@@ -113,7 +104,7 @@ def test_a_shared_route_and_members_are_two_ways_at_once(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_check_says_what_it_does_to_order(keys: str, more: str, shown: list[str], tmp_path: Path) -> None:
-    text = plan_text(read(with_line(keys, more), tmp_path))
+    text = plan_text(read(with_line(keys) + more, tmp_path))
     assert [part for part in shown if part not in text] == [], text
 
 
@@ -121,7 +112,7 @@ def test_one_file_says_it_for_every_machine(tmp_path: Path) -> None:
     """Members for the machines of gateways, `gateways` for the one with the query; all else as each of them needs it."""
     Pki.made(tmp_path / "pki")
     keys = 'share = "subscription"\njournal = { max_bytes = "1 GiB" }\ngateways = ["grpc+tls://g1:8815"]'
-    bridge = read(with_line(keys, f"{MEMBERS}\n{LISTENING}"), tmp_path)
+    bridge = read(f"{with_line(keys)}{MEMBERS}\n{LISTENING}", tmp_path)
     (line,) = bridge.uplinks
     assert line.gateways == ("grpc+tls://g1:8815",)
     assert all(one.listen and one.listen.address == "0.0.0.0:8815" for one in line.members)

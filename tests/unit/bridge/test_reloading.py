@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.unit.bridge.test_config import read
+from tests.unit.bridge.test_reload import HEAD
 from tests.unit.cli.test_main import ran
 from tests.unit.gateway.serving import served
 from towline.bridge.config.file import parse
@@ -36,12 +37,6 @@ from towline.bridge.runtime.status import collect_status, render
 from towline.errors import ConfigError, GatewayError, KafkaError, TowlineError
 from towline.processes import ProcessIdentity
 
-HEAD = """
-name = "plant"
-state_dir = "state"
-mqtt = { brokers = "mqtt://b" }
-kafka = { bootstrap_servers = "k:9092" }
-"""
 OTHER = '[[uplink]]\nname = "other"\nroute = [{ from = "o/#", topic = "t" }]\n'
 NEW = OTHER.replace('"other"', '"new"').replace("o/#", "n/#")
 SEVEN = "mqtt = { keep_alive_s = 7 }"

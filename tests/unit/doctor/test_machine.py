@@ -155,17 +155,10 @@ def test_what_is_found(tmp_path: Path, code: str, verdict: Verdict, changes: dic
     assert seen(tmp_path, [(spot, FileSystem(**{**SOUND, **facts}))], change, **known)[code].verdict is verdict
 
 
-def written(root: Path, **files: str) -> None:
-    for name, text in files.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
 def test_memory_is_that_of_the_tightest_cgroup(tmp_path: Path) -> None:
-    written(tmp_path, proc__meminfo="MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 800 kB\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 800 kB\n")
     assert host_memory(tmp_path) == (1_024_000, 819_200)
-    (tmp_path / "proc/self").mkdir()
     (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/towline.service\n")
     group = tmp_path / "sys/fs/cgroup/system.slice"
     for place, limit, used in ((group, "512000", "500000"), (group / "towline.service", "max", "0")):

@@ -18,13 +18,9 @@ DASHBOARD: dict[str, Any] = json.loads((EXAMPLES / "dashboard.json").read_text()
 
 #: Exported names: a histogram has three.
 NAMES = {
-    *(name for name, metric in METRICS.items() if metric.kind != "histogram"),
-    *(
-        name + end
-        for name, metric in METRICS.items()
-        if metric.kind == "histogram"
-        for end in ("_bucket", "_sum", "_count")
-    ),
+    name + end
+    for name, metric in METRICS.items()
+    for end in (("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",))
 }
 
 
