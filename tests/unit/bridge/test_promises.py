@@ -108,6 +108,7 @@ WEAKER, KEY, LOSES = 'promise = "at_least_once"', 'dedupe = { key = "{mqtt.topic
         ("exactly_once", [route("a/+/c", KEY), route("a/b/+")], False),  # the first route takes what both bring
         ("exactly_once", [route("a/b/+"), route("a/+/c", KEY)], True),
         ("exactly_once", [route("a/+/c", LOSES), route("a/b/+")], True),
+        ("exactly_once", [route("a/+/c", WEAKER), route("a/b/+", WEAKER)], False),
         ("exactly_once", [route("a/b/c"), route("a/+/c", WEAKER), route("a/b/+", WEAKER)], True),  # the narrowest first
     ],
 )

@@ -77,11 +77,6 @@ def test_the_subscriptions_bring_every_route_its_messages(filters: list[str], to
     assert all(filter_problem(p.filter) is None for p in subscribed)
 
 
-def test_a_covered_filter_raises_the_qos_of_the_covering_one() -> None:
-    filters = subscriptions([route("a/{x}", qos=2), route("a/#", qos=1), route("a/b")])
-    assert [(s.pattern, s.qos) for s in filters] == [("a/#", 2)]
-
-
 def test_a_shadowed_route_is_found() -> None:
     assert shadowed_routes([route("a/#", where="x"), route("b"), route("a/{x}"), route("+")]) == [(2, 0)]
 

@@ -63,16 +63,6 @@ def status(**parts: tuple[int, int, int]) -> dict[str, Any]:
     return {"received": 0, "gateways": gateways}
 
 
-def test_the_account_is_the_sum_over_the_gateways() -> None:
-    notes = up({"j1": (0, 15), "j2": (5, 8)})
-    account = uplink_account(notes, status(g1=(20, 18, 15), g2=(9, 9, 8)))
-    assert account.sentence() == (
-        "received 29 = in Kafka 23 (5 of them unconfirmed) + arriving 2 + waiting 4   adds up ✓"
-    )
-    why = uplink_account(notes, status(g1=(15, 15, 15), g2=(7, 7, 7))).disagreements
-    assert why == ["22 were received · the parts are 23"]
-
-
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["batch", "batch", "again", "forgotten", "join", "leave", "come back"]),
