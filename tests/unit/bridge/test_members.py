@@ -14,6 +14,8 @@ from tests.unit.gateway.remote import Pki
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.subscriptions import restrict_filters
 from towline.bridge.runtime.plan import plan_text
+from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.status import collect_status
 from towline.bridge.runtime.status import render as render_status
 from towline.bridge.runtime.supervisor import _check_members
 from towline.errors import ConfigError
@@ -172,12 +174,11 @@ def test_a_mistake_of_a_listener_is_one_line(tmp_path: Path, pki: Pki, old: str,
     assert "hush-hush" not in "".join(lines)
 
 
-def test_status_shows_where_it_listens() -> None:
+def test_status_shows_where_it_listens(tmp_path: Path) -> None:
     listen = {"location": "grpc+tls://0.0.0.0:8815", "certificate_until": "2027-02-03T04:05:06+00:00", "refused": 1200}
-    nothing = ("gateway_error", "query_error", "account", "rate_in")
-    line = {**dict.fromkeys(nothing), "direction": "up", "gateway_running": True, "query": "running"}
-    status = {"bridge": "b", "running": True, "pid": 1, "spark": "", "kafka": "", "kafka_insecure": []}
-    status |= {"silent": False, "version": None, "updated": None, "file_changed": False, "kafka_error": None}
-    text = render_status({**status, "lines": {"telemetry": {**line, "gateway": {"listen": listen}}}})
+    BridgeState("b", tmp_path, {"telemetry": "up"}).save()
+    status = collect_status(tmp_path)
+    status["lines"]["telemetry"].update(gateway_running=True, gateway={"listen": listen})
+    text = render_status(status)
     assert "network   grpc+tls://0.0.0.0:8815   token   certificate until 2027-02-03" in text
     assert "refused calls 1,200" in text

@@ -16,7 +16,7 @@ from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, SOUND_CONF, UNKNOWN, WARNS, broker_of, rows, wrong
 from towline.doctor import examine_brokers
 from towline.doctor.broker import CHECKS, QueueProbe, probe_topic
-from towline.doctor.inputs import Inputs, LineLoad, broker_targets, topic_filters
+from towline.doctor.inputs import Inputs, LineLoad, topic_filters
 from towline.doctor.table import Verdict
 from towline.errors import BrokerRefused
 from towline.journal import Journal
@@ -197,13 +197,6 @@ def test_a_first_start_is_told_until_a_broker_has_taken_the_line_in(tmp_path: Pa
         assert rows(CHECKS, one)["TL-D23"].verdict is LIMITED  # no broker has answered yet
         journal.set_session(asdict(SessionRecord("c", established=True)))
     assert "TL-D23" not in rows(CHECKS, one)
-
-
-def test_each_way_to_a_broker_is_examined_once(tmp_path: Path) -> None:
-    [target] = broker_targets(bridge_of(tmp_path / "1", "mqtt://127.0.0.1", UP + DOWN))
-    assert [*target.by_line] == ["commands", "telemetry"]
-    targets = broker_targets(bridge_of(tmp_path / "2", "mqtt://127.0.0.1,mqtt://127.0.0.2"))
-    assert [[*target.by_line] for target in targets] == [["telemetry"], ["telemetry"]]
 
 
 def test_findings_name_their_lines_where_there_are_several_brokers(tmp_path: Path) -> None:

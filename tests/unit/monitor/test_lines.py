@@ -27,7 +27,7 @@ class Bridged(Served):
 
     def __init__(self, port: int, directory: Path, state: BridgeState) -> None:
         super().__init__(port)
-        self.tokens, self.line, self.state = directory / "token", directory / "state" / "telemetry", state
+        self.line, self.state = directory / "state" / "telemetry", state
 
     def post(self, path: str, token: str = TOKEN) -> tuple[int, str]:
         return self.get(path, "POST", **({"Authorization": f"Bearer {token}"} if token else {}))
@@ -95,14 +95,6 @@ def test_a_wrong_token_is_refused_and_logged_once(bridged: Bridged) -> None:
     assert bridged.post("/lines/telemetri/pause", "wrong-wrong-wrong")[0] == 401, "names are not tried either"
     assert read_pause(bridged.line) is None
     assert bridged.state.take_events() == ["[monitor]: requests refused that had no token of token_file: 1   [TL-B74]"]
-
-
-def test_the_tokens_are_those_of_the_file_now(bridged: Bridged) -> None:
-    new = "fedcba9876543210"
-    bridged.tokens.write_text(f"{new}\n")
-    assert [bridged.post("/lines/telemetry/pause", one)[0] for one in (new, TOKEN)] == [202, 401]
-    bridged.tokens.chmod(0o644)
-    assert bridged.post("/lines/telemetry/pause", new)[0] == 401
 
 
 def test_without_a_file_of_tokens_nobody_is_let_in(tmp_path: Path) -> None:
