@@ -26,14 +26,23 @@ PUBLISHER = {
 }
 
 
+def exported(samples: Iterable[Sample]) -> CollectorRegistry:
+    known, registry = list(samples), CollectorRegistry()
+    registry.register(TableCollector(lambda: known))
+    return registry
+
+
+def everything() -> list[Sample]:
+    return [build_sample(), *a_bridge().samples(NOW, 1000), *publisher_samples(PUBLISHER, "app", "j")]
+
+
 def values(samples: Iterable[Sample]) -> dict[tuple[str, tuple[str, ...]], Any]:
     return {(one.name, one.labels): one.value for one in samples}
 
 
 def test_each_metric_of_the_table_is_exported_somewhere() -> None:
     """With all that can be known: nobody has to look for a metric that never comes."""
-    everything = [build_sample(), *a_bridge().samples(NOW, 1000), *publisher_samples(PUBLISHER, "app", "j")]
-    assert {sample.name for sample in everything} == set(METRICS)
+    assert {sample.name for sample in everything()} == set(METRICS)
 
 
 def test_what_is_not_known_has_no_sample() -> None:
@@ -83,9 +92,7 @@ def test_buckets_are_cumulative_and_end_with_the_count(durations: list[float]) -
     for seconds in durations:
         histogram.observe(seconds)
     status["measured"]["inbox"]["syncs"] = histogram.as_json()
-    registry = CollectorRegistry()
-    registry.register(TableCollector(lambda: a_bridge(status=status).samples(NOW)))
-    text = generate_latest(registry).decode()
+    text = generate_latest(exported(a_bridge(status=status).samples(NOW))).decode()
     (family,) = [one for one in text_string_to_metric_families(text) if one.name == "towline_fdatasync_seconds"]
     buckets = [one.value for one in family.samples if one.name.endswith("_bucket")]
     assert buckets == sorted(buckets)
