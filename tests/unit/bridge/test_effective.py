@@ -35,7 +35,7 @@ sasl.mechanism = "PLAIN"
 name = "up"
 guarantee = "exactly_once"
 parallelism = 3
-mqtt = { receive_maximum = 77 }
+mqtt = { receive_maximum = 77, keep_alive_s = 31 }
 [[uplink.route]]
 from = "a/{x}/#"
 topic = "t"
@@ -90,7 +90,7 @@ def test_the_connection_is_that_of_the_gateway(bridge: Bridge, tmp_path: Path) -
         ("password_file", (str(tmp_path / "secret"), "6")),
         ("tls.server_name", ("broker", "7")),
         ("tls.strict", ("true", "default")),
-        ("keep_alive_s", ("30", "8")),
+        ("keep_alive_s", ("31", "20")),
         ("receive_maximum", ("77", "20")),
         ("session_expiry_s", ("for ever", "default")),
     }

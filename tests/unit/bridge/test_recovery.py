@@ -280,6 +280,15 @@ def test_a_batch_begun_with_at_most_once_is_given_up_by_its_successor(tmp_path: 
     assert resume(one, replace(KNOWN, guarantee=was), logs).positions == at(start)
 
 
+def test_a_batch_begun_before_at_most_once_is_given_up_by_a_reset(tmp_path: Path) -> None:
+    one = line(tmp_path, guarantee="at_most_once")
+    batch(one, 7, 700)
+    batch(one, 8, 800, done=False)
+    KNOWN.save(one.gateway.state_dir)
+    reset_line(one)
+    assert saved(one).positions == at(800)
+
+
 # -- where a line begins, and begins again -----------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from towline.bridge.runtime import state
 from towline.bridge.runtime.state import BridgeState
-from towline.bridge.runtime.status import EXIT_UNKNOWN, advice, collect_status, exit_code, render
+from towline.bridge.runtime.status import EXIT_UNKNOWN, EXIT_WRONG, advice, collect_status, exit_code, render
 from towline.gateway.identity import record_client_session, record_session_end
 from towline.version import release, revision, version
 
@@ -84,6 +84,7 @@ def test_the_worst_line_stands_first_and_each_has_its_mark(tmp_path: Path) -> No
     lines["wrong"]["account"] = {"adds_up": False}
     lines["stopped"].update(query="stopped", query_error="x   [TL-K13]")
     lines["without gateway"].update(gateway=None, gateway_error="y   [TL-G02]")
+    assert exit_code(current) == EXIT_WRONG, "of one line among others"
     assert re.findall(r'(.) line "([\w ]+)"', render(current)) == [
         ("✗", "wrong"),
         ("✗", "stopped"),

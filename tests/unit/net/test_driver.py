@@ -218,6 +218,7 @@ def test_a_delivered_message_and_a_stable_connection_reset_the_pause() -> None:
     assert pause_after(schedule, 20.0, was_online=True) <= 0.25
     schedule.record_online(20.0)
     assert pause_after(schedule, 21.0, was_online=True) <= 0.5
+    assert pause_after(schedule, 40.0, 8) >= 7.5, "a connection resets it once, not each failure behind it"
 
 
 def test_a_culprit_resets_the_pause_a_few_times_in_a_row() -> None:
