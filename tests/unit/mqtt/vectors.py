@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from mqtt5 import Packet, PublishPacket, QoS, UnsubscribePacket
 
@@ -77,32 +76,6 @@ def _case(name: str, group: dict[str, Any], test: dict[str, Any]) -> Case:
     )
 
 
-# Ways to cut what the server sends -----------------------------------------------------------------------------------
-
-Plan: TypeAlias = Callable[[bytes], Sequence[bytes]]
-
-
-def whole(data: bytes) -> Sequence[bytes]:
-    return [data]
-
-
-def bytewise(data: bytes) -> Sequence[bytes]:
-    return [data[i : i + 1] for i in range(len(data))]
-
-
-def cut_at(index: int) -> Plan:
-    return lambda data: [data[:index], data[index:]] if 0 < index < len(data) else [data]
-
-
-def plans(case: Case) -> Iterator[Plan]:
-    """In one piece, byte by byte, and cut at every byte."""
-    yield whole
-    yield bytewise
-    longest = max((len(data) for kind, data in case.messages if kind == "send"), default=0)
-    for index in range(1, longest):
-        yield cut_at(index)
-
-
 # The client ----------------------------------------------------------------------------------------------------------
 
 
@@ -156,7 +129,7 @@ class Client:
         return taken
 
 
-def play(case: Case, plan: Plan) -> None:
+def play(case: Case) -> None:
     """Play one case; an AssertionError tells what the client did against it."""
     client = Client(*_identity(case))
     client.handle(events.ConnectionOpened())
@@ -172,8 +145,7 @@ def play(case: Case, plan: Plan) -> None:
         if kind == "recv":
             _expect(client, data)
         else:
-            for piece in plan(data):
-                client.receive(piece)
+            client.receive(data)
     _probe(client, case)
 
 
