@@ -7,12 +7,9 @@ a cursor that knows where its packet ends. It reads what a server may send.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBACK, UNSUBACK, PINGRESP, DISCONNECT, AUTH = (
-    2, 3, 4, 5, 6, 7, 9, 11, 13, 14, 15
-)  # fmt: skip
+CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBACK, UNSUBACK, DISCONNECT, AUTH = 2, 3, 4, 5, 6, 7, 9, 11, 14, 15
 _ANSWERS: Final = {PUBACK, PUBREC, PUBREL, PUBCOMP}
 _WITH_REASON_STRING: Final = {CONNACK, *_ANSWERS, SUBACK, UNSUBACK, DISCONNECT, AUTH}
 
@@ -25,13 +22,13 @@ class Broken(Exception):
         self.reason = reason
 
 
-@dataclass
-class Read:
-    """A packet: its type, fields in the order of the standard, and properties in the order of the packet."""
+class Message(NamedTuple):
+    """What a PUBLISH says."""
 
-    kind: int
-    fields: tuple[Any, ...] = ()
-    properties: list[tuple[int, Any]] = field(default_factory=list)
+    topic: str
+    packet_id: int | None
+    payload: bytes
+    user_properties: list[tuple[str, str]]
 
 
 class Cursor:
@@ -175,8 +172,8 @@ REASONS: Final[dict[int, set[int]]] = {
 }
 
 
-def read(packet: bytes) -> Read:
-    """Read one whole packet of a server."""
+def read(packet: bytes) -> Message | None:
+    """Read one whole packet of a server; of one that is no PUBLISH only whether it may be."""
     kind, flags = packet[0] >> 4, packet[0] & 15
     body = Cursor(packet, 1, len(packet))
     if body.varint() != body.left:
@@ -185,34 +182,33 @@ def read(packet: bytes) -> Read:
         return _publish(flags, body)
     if kind not in READERS or flags != (2 if kind == PUBREL else 0):
         raise Broken("no packet of a server [MQTT-2.1.3-1]")
-    result = READERS[kind](kind, body)
+    READERS[kind](kind, body)
     if body.left:
         raise Broken("bytes behind the last field")
-    return result
+    return None
 
 
-def _several_codes(kind: int, body: Cursor) -> Read:
-    packet_id, properties = body.packet_id(), _properties(kind, body)
-    codes = tuple(body.take(body.left))
-    if not set(codes) <= REASONS[kind]:
+def _several_codes(kind: int, body: Cursor) -> None:
+    body.packet_id()
+    _properties(kind, body)
+    codes = set(body.take(body.left))
+    if not codes <= REASONS[kind]:
         raise Broken("a reason code of another packet")
     if not codes:
         raise Broken("no reason codes")
-    return Read(kind, (packet_id, codes), properties)
 
 
-def _one_code(kind: int, body: Cursor) -> Read:
-    fields = (body.packet_id(),) if kind in _ANSWERS else ()
-    reason = body.number(1) if body.left else 0
-    if reason not in REASONS[kind]:
+def _one_code(kind: int, body: Cursor) -> None:
+    if kind in _ANSWERS:
+        body.packet_id()
+    if body.left and body.number(1) not in REASONS[kind]:
         raise Broken("no reason code of this packet")
     properties = _properties(kind, body) if body.left else []
     if kind == AUTH and 0x15 not in dict(properties):
         raise Broken("no Authentication Method", 0x82)
-    return Read(kind, (*fields, reason), properties)
 
 
-def _publish(flags: int, body: Cursor) -> Read:
+def _publish(flags: int, body: Cursor) -> Message:
     qos = flags >> 1 & 3
     if qos == 3 or (flags & 8 and not qos):
         raise Broken("[MQTT-3.3.1-2, -4]")
@@ -221,10 +217,10 @@ def _publish(flags: int, body: Cursor) -> Read:
     properties = _properties(PUBLISH, body)
     if not topic and 0x23 not in dict(properties):
         raise Broken("[MQTT-4.7.3-1]")
-    return Read(PUBLISH, (flags, topic, packet_id, body.take(body.left)), properties)
+    return Message(topic, packet_id, body.take(body.left), [value for one, value in properties if one == 0x26])
 
 
-def _connack(_kind: int, body: Cursor) -> Read:
+def _connack(_kind: int, body: Cursor) -> None:
     short = body.left == 2
     flags, reason = body.number(1), body.number(1)
     if short or 0 < reason < 6:
@@ -233,7 +229,7 @@ def _connack(_kind: int, body: Cursor) -> Read:
         raise Broken("[MQTT-3.2.2-1, -8]")
     if flags and reason:
         raise Broken("Session Present in a refusal [MQTT-3.2.2-6]")
-    return Read(CONNACK, (flags, reason), _properties(CONNACK, body))
+    _properties(CONNACK, body)
 
 
 def _properties(kind: int, body: Cursor) -> list[tuple[int, Any]]:
@@ -253,9 +249,8 @@ def _properties(kind: int, body: Cursor) -> list[tuple[int, Any]]:
     return found
 
 
-READERS: Final[dict[int, Callable[[int, Cursor], Read]]] = {
+READERS: Final[dict[int, Callable[[int, Cursor], None]]] = {
     CONNACK: _connack,
     **dict.fromkeys((*_ANSWERS, DISCONNECT, AUTH), _one_code),
     **dict.fromkeys((SUBACK, UNSUBACK), _several_codes),
-    PINGRESP: lambda kind, _body: Read(kind),
 }
