@@ -287,29 +287,25 @@ class ModelBroker:
 
     # -- to the client --
 
-    def flow(self, limit: int) -> int:
-        """Write up to `limit` packets that may leave now; return how many did."""
+    def flow(self, limit: int) -> None:
+        """Write up to `limit` packets that may leave now."""
         c = self.connection
         if c is None or not c.greeted:
-            return 0
-        written = 0
-        while written < limit and (c.again or self.queue):
-            if not (self._resend_next(c) if c.again else self._send_next(c)):
+            return
+        for _ in range(limit):
+            if not (self._resend_next(c) if c.again else self.queue and self._send_next(c)):
                 break
-            written += 1
-        return written
 
-    def release(self, limit: int) -> int:
+    def release(self, limit: int) -> None:
         """Write up to `limit` PUBRELs that wait [MQTT-4.3.3-4]."""
         c = self.connection
         if c is None or not c.greeted:
-            return 0
+            return
         # What is still to be sent again may wait for the quota that a PUBCOMP gives back.
         again = {packet_id for packet_id, _ in c.again}
         waiting = [(i, m) for i, m in self.in_flight.items() if m.phase is Phase.RECEIVED and i not in again]
         for packet_id, message in islice(waiting, limit):
             self._pubrel(packet_id, message)
-        return min(limit, len(waiting))
 
     def retry(self) -> int:
         """Write again what waits for PUBACK, as EMQX 4 and VerneMQ do by a timer; return how many there are."""
@@ -469,13 +465,12 @@ class ModelBroker:
             unknown = mqtt5.PubCompReasonCode(0x92 if self.habits.version == 5 else 0)
             c.answers.append(mqtt5.PubCompPacket(packet_id, reason_code=unknown))
 
-    def answer(self, limit: int) -> int:
+    def answer(self, limit: int) -> None:
         """Write up to `limit` answers to what the client sent."""
         c = self.connection
         if c is None:
-            return 0
-        count = min(limit, len(c.answers))
-        for _ in range(count):
+            return
+        for _ in range(min(limit, len(c.answers))):
             packet: Any = c.answers.popleft()
             if isinstance(packet, mqtt5.PubRecPacket):
                 c.to_release.append(packet.packet_id)
@@ -483,7 +478,6 @@ class ModelBroker:
                 c.client_open.discard(packet.packet_id)
                 c.asked.discard(packet.packet_id)
             self._write(packet)
-        return count
 
     def _check_unused(self, packet_id: int) -> None:
         used = packet_id in self._c.client_open or packet_id in self._c.asked
