@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from mqtt5 import ConnAckPacket, PublishPacket, QoS, Will
+from mqtt5 import PublishPacket, QoS, Will
 
 from tests.unit.mqtt.sessions import Method
 from towline.errors import ConfigError
 from towline.mqtt.codec import encode
-from towline.mqtt.events import BrokerProtocolError, Filter, SessionConfig
-from towline.mqtt.handshake import check_connack, unsupported_subscription
+from towline.mqtt.events import Filter, SessionConfig
 from towline.mqtt.rules import check_config, filter_problem, message_problem, topic_problem, version_problem
 
 
@@ -36,24 +34,6 @@ def test_topic_filters(filters: str, good: bool) -> None:
 @pytest.mark.parametrize("length", [65_535, 65_536])
 def test_a_topic_is_measured_in_bytes(length: int) -> None:
     assert (topic_problem("ä" * (length // 2) + "a" * (length % 2)) is None) is (length < 65_536)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "server", "what"),
-    [
-        (Filter("$share/g/a"), ConnAckPacket(shared_subscription_available=False), "no shared subscriptions"),
-        (Filter("a", identifier=1), ConnAckPacket(subscription_id_available=False), "no subscription identifiers"),
-        (Filter("+/a"), ConnAckPacket(wildcard_subscription_available=False), "no wildcards"),
-    ],
-)
-def test_what_a_server_offers_not_is_refused_where_it_is_wanted(
-    wanted: Filter, server: ConnAckPacket, what: str
-) -> None:
-    error = unsupported_subscription(server, [Filter("plain"), wanted], "line")
-    assert what in str(error)
-    assert wanted.pattern in str(error)
-    assert unsupported_subscription(server, [Filter("plain")], "line") is None
-    assert unsupported_subscription(ConnAckPacket(), [wanted], "line") is None
 
 
 # Messages
@@ -196,26 +176,3 @@ def test_the_oldest_version_that_can_say_a_configuration(settings: dict[str, Any
         else:
             with pytest.raises(ConfigError, match="TL-C50"):
                 check_config(config)
-
-
-@pytest.mark.parametrize(
-    ("packet", "method", "words"),
-    [
-        (ConnAckPacket(), None, ""),
-        (ConnAckPacket(authentication_method="PLAIN", authentication_data=b"proof"), Method(), ""),
-        (ConnAckPacket(authentication_method="PLAIN"), None, "did not ask for"),
-        (ConnAckPacket(authentication_method="OTHER"), Method(), "did not ask for"),
-        (ConnAckPacket(), Method(), "without the Authentication Method PLAIN"),
-        (ConnAckPacket(assigned_client_id="x"), None, "assigned a client id"),
-        (ConnAckPacket(session_present=True), None, ""),
-        (ConnAckPacket(session_present=True), "discarded", "after Clean Start"),  # [MQTT-3.2.2-2]
-        (ConnAckPacket(), "discarded", ""),
-    ],
-)
-def test_a_connack_says_nothing_that_nobody_asked_for(
-    packet: ConnAckPacket, method: Method | Literal["discarded"] | None, words: str
-) -> None:
-    discarded = isinstance(method, str)
-    config = CONFIG if isinstance(method, str) else replace(CONFIG, authenticator=method)
-    with pytest.raises(BrokerProtocolError, match=words) if words else nullcontext():
-        check_connack(packet, config, discard_session=discarded)
