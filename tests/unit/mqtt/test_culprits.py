@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRecPacket, PubRelPacket, QoS
 
 from tests.helpers import read_all
-from tests.unit.mqtt.sessions import CONFIG, online, sent
+from tests.unit.mqtt.sessions import CONFIG, online, receive, sent
 from towline.mqtt import events
 from towline.mqtt.codec import encode
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import CULPRIT_STRIKES, CulpritFinder, Outbound
 from towline.mqtt.reasons import CONNECTION_CUT
-from towline.mqtt.session import Session
 
 
 @dataclass
@@ -175,7 +174,7 @@ def test_the_first_message_waits_for_quiet_and_the_next_for_its_answer() -> None
     for now in (20.0, 30.0):
         session.handle(events.ConnectionLost(), now - 9)
         session.handle(events.ConnectionOpened(), now)
-        assert bool(receive_at(session, now, ConnAckPacket(session_present=True))) == (now == 20.0)
+        assert bool(sent(receive(session, ConnAckPacket(session_present=True), now=now))) == (now == 20.0)
     assert session.outbound.culprit_finder.one_at_a_time
     due = session.deadline()
     assert due == 31.0
@@ -183,10 +182,6 @@ def test_the_first_message_waits_for_quiet_and_the_next_for_its_answer() -> None
     (first,) = sent(session.handle(events.Tick(), due))
     assert isinstance(first, PublishPacket)
     assert (first.payload, session.deadline()) == (b"1", None)
-    (second,) = receive_at(session, due, PubAckPacket(first.packet_id or 0))
+    (second,) = sent(receive(session, PubAckPacket(first.packet_id or 0), now=due))
     assert isinstance(second, PublishPacket)
     assert second.payload == b"2"
-
-
-def receive_at(session: Session, now: float, packet: Any) -> list[Any]:
-    return sent(session.handle(events.PacketsReceived([packet]), now))

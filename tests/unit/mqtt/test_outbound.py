@@ -147,6 +147,7 @@ def test_packet_ids_go_round_and_skip_those_in_use() -> None:
 @pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 70_000])
 @pytest.mark.parametrize("topic", ["t", "t/ü/" + "x" * 300])
 def test_a_packet_under_another_id_is_the_same_packet(size: int, topic: str) -> None:
+    """Whatever it was when it came: without DUP [MQTT-3.3.1-3], [MQTT-3.3.1-3 of 3.1.1] and ids [MQTT-3.3.4-6]."""
     properties = [("a", "1"), ("a", "2")]
     message = OutboundMessage(topic, bytes(size), qos=2, retain=True, user_properties=properties)
     assert message.template is not None
@@ -155,6 +156,7 @@ def test_a_packet_under_another_id_is_the_same_packet(size: int, topic: str) -> 
         assert again.packet_id == packet_id
         assert (again.topic, again.payload, again.retain, again.qos) == (topic, bytes(size), True, QoS(2))
         assert again.user_properties == properties
+        assert (again.duplicate, list(again.subscription_ids)) == (False, [])
 
 
 def test_what_is_about_to_leave_is_told_first_where_ids_are_durable() -> None:

@@ -35,10 +35,6 @@ from towline.mqtt.session import Session, SessionState
 # Connecting
 
 
-def test_the_password_is_not_shown() -> None:
-    assert "hunter2" not in repr(replace(CONFIG, password=b"hunter2"))
-
-
 def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> None:
     """[I3]: what the SUBSCRIBE brings may have the same ids; until then nothing is sent."""
     held = {7: events.UnreleasedMessage(3, 1), 9: events.UnreleasedMessage(4, 2)}
@@ -199,22 +195,55 @@ def test_each_suback_code_is_checked(code: mqtt5.SubAckReasonCode, words: str) -
 
 
 @pytest.mark.parametrize(
-    "packet",
+    ("version", "packet", "reasons"),
     [
-        mqtt5.ConnAckPacket(),
-        mqtt5.SubAckPacket(99, [mqtt5.SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE]),
-        mqtt5.PingReqPacket(),
-        mqtt5.ConnectPacket("x"),
-        mqtt5.PublishPacket("a", b"", topic_alias=3),
-        mqtt5.AuthPacket(),
+        (4, mqtt5.SubAckPacket(1, [mqtt5.SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE]), []),
+        (5, mqtt5.SubAckPacket(1, [mqtt5.SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE]), [0x82]),
+        (5, mqtt5.PingReqPacket(), [0x82]),
+        (5, mqtt5.PublishPacket("a", b"", topic_alias=3), [0x94]),
     ],
 )
-def test_what_a_server_must_not_send_ends_the_connection_with_a_reason(packet: Packet) -> None:
-    session = online()
+def test_what_a_server_must_not_send_ends_the_connection_with_a_reason(
+    version: int, packet: Packet, reasons: list[int]
+) -> None:
+    """[MQTT-4.13.2-1], [MQTT-4.8.0-1 of 3.1.1]: 3.x has none to say."""
+    session = online(replace(CONFIG, protocol=version))
     actions = receive(session, packet)
     assert isinstance(only(actions, events.Close).error, ProtocolViolation)
-    disconnect = only_sent(actions, mqtt5.DisconnectPacket)
-    assert int(disconnect.reason_code) >= 0x80
+    said = [mqtt5.DisconnectPacket(reason_code=mqtt5.DisconnectReasonCode(reason)) for reason in reasons]
+    assert sent(actions, version) == said
+    assert session.handle(events.Publish(1, outgoing(publish())), 1.0) == []
+
+
+# Other filters than those of the broker's session
+
+C = events.Filter("c", 1)
+
+
+def test_without_a_durable_session_removed_filters_are_unsubscribed_first() -> None:
+    """A broker may send a message once for each of two filters that overlap [MQTT-3.3.4-2]."""
+    session = Session(replace(CONFIG, filters=(A, C), durable=False), KNOWN)
+    packets = sent(connect(session, mqtt5.ConnAckPacket(session_present=True)))
+    assert [type(packet) for packet in packets] == [mqtt5.UnsubscribePacket, mqtt5.SubscribePacket]
+
+
+def test_a_refused_filter_leaves_the_removed_ones_at_the_broker() -> None:
+    """So the settings of before lose nothing when they come back."""
+    session = Session(replace(CONFIG, filters=(A, C)), KNOWN)
+    subscribe = only_sent(connect(session, mqtt5.ConnAckPacket(session_present=True)), mqtt5.SubscribePacket)
+    assert [topic_filter.pattern for topic_filter in subscribe.topic_filters] == ["c"]
+    actions = receive(
+        session, mqtt5.SubAckPacket(subscribe.packet_id, [mqtt5.SubAckReasonCode.NOT_AUTHORIZED]), now=2.0
+    )
+    assert not [packet for packet in sent(actions) if isinstance(packet, mqtt5.UnsubscribePacket)]
+    close = only(actions, events.Close)
+    assert close.fatal
+    assert '"c"' in str(close.error)
+    former = Session(CONFIG, session.record)
+    repeated = only_sent(
+        connect(former, mqtt5.ConnAckPacket(session_present=True), now=3.0, opened=3.0), mqtt5.SubscribePacket
+    )
+    assert [topic_filter.pattern for topic_filter in repeated.topic_filters] == ["b"], "it was unsure"
 
 
 # Ends of a connection, and what the next one begins with
@@ -281,6 +310,18 @@ def test_nothing_that_comes_behind_the_end_of_a_connection_counts() -> None:
     assert session.inbound.next_number == 0
 
 
+@pytest.mark.parametrize("version", [5, 4])
+def test_nothing_follows_our_disconnect_but_the_end_of_the_connection(version: int) -> None:
+    """[MQTT-3.14.4-1], [MQTT-3.14.4-2], [MQTT-3.14.4-1 of 3.1.1], [MQTT-3.14.4-2 of 3.1.1]."""
+    session = online(replace(CONFIG, protocol=version))
+    receive(session, publish())
+    disconnect, close = session.handle(events.Stop(), 1.0)
+    assert sent([disconnect], version) == [mqtt5.DisconnectPacket()]
+    assert close == events.Close(None)
+    for event in (events.AckWatermark(1), events.Publish(1, outgoing(publish())), events.Tick(), events.Stop()):
+        assert session.handle(event, 1.0) == []
+
+
 def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
     record = replace(KNOWN, subscriptions=KNOWN.subscriptions | {"old": 1, "older": 1})
     session = Session(CONFIG, record)
@@ -290,17 +331,25 @@ def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
     assert isinstance(only(actions, events.Close).error, ProtocolViolation)
 
 
-@pytest.mark.parametrize("proof", [b"proof", b"other", None])
-def test_a_broker_is_trusted_with_its_proof_alone(proof: bytes | None) -> None:
+def test_with_a_method_only_auth_leaves_before_connack() -> None:
+    """[MQTT-3.1.2-30], [MQTT-3.15.2-1], [MQTT-4.12.0-3]: however much waits to be published."""
+    session = Session(replace(CONFIG, authenticator=Method()), replace(KNOWN, subscriptions={}))
+    session.handle(events.Publish(1, outgoing(publish())), 0.0)
+    hello = only_sent(session.handle(events.ConnectionOpened(), 0.0), mqtt5.ConnectPacket)
+    assert (hello.authentication_method, hello.authentication_data) == ("PLAIN", b"first")
+    assert session.handle(events.Publish(2, outgoing(publish(qos=0))), 0.0) == []
+    for data in (b"2", b"3"):
+        assert sent(receive(session, challenge(data=data))) == [challenge(data=b"to " + data)]
+    connack = mqtt5.ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=b"proof")
+    kinds = [type(packet) for packet in sent(receive(session, connack))]
+    assert kinds == [mqtt5.PublishPacket, mqtt5.PublishPacket, mqtt5.SubscribePacket]
+
+
+def test_a_broker_without_the_proof_is_left_for_good() -> None:
     session = Session(replace(CONFIG, authenticator=Method()), KNOWN)
-    answer = only_sent(connect(session, challenge()), mqtt5.AuthPacket)
-    assert answer.authentication_data == b"to you"
-    connack = mqtt5.ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=proof)
-    actions = receive(session, connack)
-    if proof == b"proof":
-        assert only(actions, events.Online).session_resumed
-        return
-    close = only(actions, events.Close)
+    close = only(
+        connect(session, mqtt5.ConnAckPacket(authentication_method="PLAIN", authentication_data=b"other")), events.Close
+    )
     assert close.fatal
     assert "proves nothing" in str(close.error)
 
@@ -314,6 +363,41 @@ def test_without_the_authenticator_s_first_data_no_connect_leaves() -> None:
 
 
 # Receiving
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_each_qos_has_its_answer_with_the_same_id_and_a_known_reason(version: int) -> None:
+    """[MQTT-3.3.4-1], [MQTT-4.3.2-4], [MQTT-4.3.3-8], [MQTT-2.2.1-5], of any topic [MQTT-4.5.0-2].
+
+    [MQTT-3.4.2-1], [MQTT-3.5.2-1], [MQTT-3.7.2-1], [MQTT-3.3.4-1 of 3.1.1], [MQTT-4.5.0-2 of 3.1.1].
+    """
+    session = online(replace(CONFIG, protocol=version))
+    early = receive(session, publish("nobody/asked", qos=0), publish(packet_id=77), publish(qos=2, packet_id=78))
+    assert sent(early) == [], "not before it is settled"
+    answers = sent(session.handle(events.AckWatermark(3), 1.0), version)
+    assert answers == [mqtt5.PubAckPacket(77), mqtt5.PubRecPacket(78)]
+    (delivery,) = receive(session, mqtt5.PubRelPacket(78))
+    assert isinstance(delivery, events.Deliver)
+    done = session.handle(events.DeliveryStored(delivery.delivery_id), 1.0)
+    assert sent(done, version) == [mqtt5.PubCompPacket(78)]
+    (unknown,) = sent(receive(session, mqtt5.PubRelPacket(79)), version)
+    assert isinstance(unknown, mqtt5.PubCompPacket)
+    assert int(unknown.reason_code) == (0x92 if version == 5 else 0)
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_a_clean_start_begins_with_nothing(version: int) -> None:
+    """[MQTT-3.1.2-4], [MQTT-3.1.2-6 of 3.1.1]: no id of before means anything."""
+    config = replace(CONFIG, filters=(), protocol=version, clean_start=True, session_expiry_s=0, durable=False)
+    session = Session(config, KNOWN, 10, {5: events.UnreleasedMessage(3, 0)})
+    (hello,) = sent(session.handle(events.ConnectionOpened(), 0.0)[-1:], version)
+    assert isinstance(hello, mqtt5.ConnectPacket)
+    assert hello.clean_start
+    forgotten = only(receive(session, mqtt5.ConnAckPacket()), events.Deliver)
+    assert forgotten.released_ids == (5,), "durably"
+    assert not session.inbound.unreleased_messages
+    delivery = only(receive(session, publish(qos=2, packet_id=5, duplicate=True)), events.Deliver)
+    assert len(delivery.messages) == 1
 
 
 #: A new message, one that comes again, another with an id that is owed (the broker's fault), each with its packet id; a
@@ -374,6 +458,18 @@ def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
     assert session.inbound.window_overruns == 1
     session.handle(events.AckWatermark(3), 2.0)
     assert session.window_full is False
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("version", [5, 4])
+def test_the_wills_qos(version: int, qos: int) -> None:
+    """[MQTT-3.1.2-12]: 0, 1 or 2; the codec has no other."""
+    config = replace(CONFIG, protocol=version, will=mqtt5.Will("state", payload=b"gone", qos=mqtt5.QoS(qos)))
+    hello = only(Session(config, KNOWN).handle(events.ConnectionOpened(), 0.0), events.Send).data
+    flags = hello[9]
+    assert (flags >> 3 & 3, flags >> 2 & 1) == (qos, 1)
+    with pytest.raises(ValueError, match="QoS"):
+        mqtt5.QoS(3)
 
 
 def test_receive_maximum_is_always_announced() -> None:

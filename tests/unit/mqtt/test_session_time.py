@@ -112,6 +112,34 @@ def test_back_pressure_keeps_pinging_and_expects_no_answer() -> None:
     )
 
 
+def pings_answered(session: Session) -> bool:
+    """Asked as a call, because a type checker takes the answer of a property for lasting."""
+    return session.pings_answered
+
+
+@pytest.mark.parametrize("first", ["probe", "keep alive"])
+def test_every_pingreq_has_its_answer(first: str) -> None:
+    session = online()
+    assert pings_answered(session)
+    if first == "probe":
+        assert [type(packet) for packet in sent(session.handle(events.PingRequest(), 2.0))] == [mqtt5.PingReqPacket]
+    else:
+        assert [type(packet) for packet in sent(session.handle(events.Tick(), 60.0))] == [mqtt5.PingReqPacket]
+    session.handle(events.PingRequest(), 60.5)
+    receive(session, PingRespPacket(), now=60.6)
+    assert not pings_answered(session), "the answer to the first one says nothing of the second"
+    receive(session, PingRespPacket(), now=60.7)
+    assert pings_answered(session)
+
+
+def test_without_a_connection_no_pingreq_is_sent() -> None:
+    session = online()
+    session.handle(events.PingRequest(), 2.0)
+    session.handle(events.ConnectionLost(), 2.1)
+    assert session.handle(events.PingRequest(), 3.0) == []
+    assert pings_answered(session)
+
+
 @pytest.mark.parametrize(
     ("ours", "given", "used"), [(60, 10, 10), (60, None, 60), (60, 0, 60), (60, 600, 60), (0, 10, 10), (0, 0, 0)]
 )
