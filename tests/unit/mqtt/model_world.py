@@ -287,11 +287,7 @@ class World:
 
     def hang_up(self) -> None:
         """The client closes: what it wrote before arrives."""
-        if self.line_up:
-            self._to_broker(len(self.to_broker))
-            self.broker.lost()
-        self.line_up = False
-        self.to_broker.clear()
+        self.cut(len(self.to_broker))
 
     # -- steps --
 
@@ -393,8 +389,7 @@ class World:
 
     def lose_session(self) -> None:
         """The broker restarts without its store."""
-        self.line_up = False
-        self.to_broker.clear()
+        self.cut(0)
         self.broker.lose_session()
         self._excused |= self.open_publishes.keys()
 
