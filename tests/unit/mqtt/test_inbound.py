@@ -37,12 +37,11 @@ def deliver(inbound: Inbound, *packets: bytes, plain: bool = False) -> Deliver:
     return delivery
 
 
-def pubrec(*packet_ids: int) -> bytes:
-    return b"".join(b"\x50\x02" + i.to_bytes(2) for i in packet_ids)
+def acknowledgements(header: int, *packet_ids: int) -> bytes:
+    return b"".join(bytes((header, 2)) + i.to_bytes(2) for i in packet_ids)
 
 
-def pubcomp(*packet_ids: int) -> bytes:
-    return b"".join(b"\x70\x02" + i.to_bytes(2) for i in packet_ids)
+puback, pubrec, pubcomp = (partial(acknowledgements, header) for header in (0x40, 0x50, 0x70))
 
 
 def stored(inbound: Inbound, delivery: Deliver | None) -> bytes:
@@ -85,16 +84,6 @@ def test_what_a_server_may_change_when_it_sends_again_does_not_count() -> None:
     again = with_properties(message_expiry_interval=3, subscription_ids=[2, 3], duplicate=True, content_type="a")
     assert take(inbound, again) is None
     assert inbound.duplicates == 1
-
-
-@pytest.mark.parametrize("dup", [False, True])
-def test_an_unreleased_id_with_new_content_is_stored_and_told_as_the_brokers_fault(dup: bool) -> None:
-    inbound = Inbound()
-    stored(inbound, take(inbound, publish(7)))
-    delivery = deliver(inbound, publish(7, b"new", dup=dup))
-    assert delivery.unreleased_messages[7].number == 1
-    assert inbound.reused_ids == 1
-    assert take(inbound, publish(7, b"new")) is None, "the newest content is the one a repeat is held against"
 
 
 def test_publish_and_pubrel_of_one_id_in_one_chunk_leave_nothing_held() -> None:
@@ -171,10 +160,6 @@ def test_the_id_of_a_message_left_out_is_freed_without_a_word_to_the_disk() -> N
 # QoS 1 that comes again within a connection --------------------------------------------------------------------------
 
 
-def puback(*packet_ids: int) -> bytes:
-    return b"".join(b"\x40\x02" + i.to_bytes(2) for i in packet_ids)
-
-
 def again(packet_id: int, payload: bytes = b"x", **others: Any) -> bytes:
     return publish(packet_id, payload, qos=1, dup=True, **others)
 
@@ -198,17 +183,6 @@ def test_another_message_is_never_taken_for_a_repeat_of_qos_1(other: bytes) -> N
     delivery = deliver(inbound, other)
     assert len(delivery.messages) == 1
     assert inbound.duplicates == 0
-
-
-def test_qos_1_is_new_after_its_puback_and_in_another_connection() -> None:
-    """[MQTT-4.3.2-5], whatever DUP says: what crosses our PUBACK is doubled."""
-    inbound = Inbound()
-    assert stored(inbound, take(inbound, publish(7, qos=1))) == puback(7)
-    assert stored(inbound, take(inbound, again(7))) == puback(7)
-    take(inbound, publish(8, qos=1))
-    inbound.drop_connection_state()
-    assert stored(inbound, take(inbound, again(8))) == puback(8)
-    assert (inbound.next_number, inbound.duplicates) == (4, 0)
 
 
 @pytest.mark.parametrize("plain", [False, True])
