@@ -45,7 +45,6 @@ def test_what_we_write_is_what_the_standard_says(packet: mqtt5.Packet, text: str
 @pytest.mark.parametrize(
     ("packet", "words"),
     [
-        (mqtt5.PublishPacket("a\0", b""), "U\\+0000"),  # [MQTT-1.5.4-2, MQTT-4.7.3-2]
         (mqtt5.PublishPacket("a", b"", content_type="\0"), "U\\+0000"),
         (mqtt5.PublishPacket("a", b"", user_properties=[("a", "\0")]), "U\\+0000"),
         (mqtt5.PublishPacket("a", b"", duplicate=True), "DUP"),  # [MQTT-3.3.1-2, MQTT-4.3.1-1]
@@ -53,12 +52,7 @@ def test_what_we_write_is_what_the_standard_says(packet: mqtt5.Packet, text: str
         (mqtt5.PublishPacket("a", b"", qos=mqtt5.QoS(1), packet_id=0), "packet id 0"),  # [MQTT-2.2.1-3]
         (mqtt5.PublishPacket("a", b"", qos=mqtt5.QoS(1), packet_id=0, response_topic="r"), "packet id 0"),
         (mqtt5.PublishPacket("a", b"", response_topic=""), "response topic without a character"),  # [MQTT-4.7.3-1]
-        (mqtt5.ConnectPacket("a\0"), "U\\+0000"),
-        (mqtt5.ConnectPacket("a", username="\0"), "U\\+0000"),
-        (mqtt5.ConnectPacket("a", will=mqtt5.Will("\0")), "U\\+0000"),
-        (mqtt5.SubscribePacket(1, [mqtt5.TopicFilter("\0")]), "U\\+0000"),
         (mqtt5.SubscribePacket(0, [mqtt5.TopicFilter("a")]), "packet id 0"),
-        (mqtt5.UnsubscribePacket(1, ["\0"]), "U\\+0000"),
     ],
 )
 def test_what_a_peer_would_have_to_refuse_does_not_leave(packet: mqtt5.Packet, words: str) -> None:
@@ -80,7 +74,7 @@ def test_what_a_peer_would_have_to_refuse_does_not_leave(packet: mqtt5.Packet, w
     ],
 )
 def test_no_string_leaves_that_is_not_sound_utf8(build: Callable[[str], mqtt5.Packet], text: str, version: int) -> None:
-    """[MQTT-1.5.4-1, MQTT-4.7.3-3, MQTT-3.1.3-4, -11, -12, MQTT-3.3.2-1, MQTT-3.8.3-1, MQTT-3.10.3-1].
+    """[MQTT-1.5.4-1, -2, MQTT-4.7.3-2, -3, MQTT-3.1.3-4, -11, -12, MQTT-3.3.2-1, MQTT-3.8.3-1, MQTT-3.10.3-1].
 
     [MQTT-1.5.3-1 of 3.1.1, MQTT-1.5.3-2 of 3.1.1, MQTT-4.7.3-2 of 3.1.1, MQTT-4.7.3-3 of 3.1.1],
     [MQTT-3.1.3-4 of 3.1.1, MQTT-3.1.3-10 of 3.1.1, MQTT-3.1.3-11 of 3.1.1, MQTT-3.3.2-1 of 3.1.1],
