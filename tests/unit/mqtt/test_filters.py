@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.mqtt.filters import common_filter, matches, overlapping_pairs, without_share
+from towline.mqtt.filters import common_filter, matches, overlapping_pairs
 
 LEVELS = ("a", "b", "", "$x")
 TOPICS = ["/".join(levels) for depth in (1, 2, 3, 4) for levels in product(LEVELS, repeat=depth)]
@@ -40,11 +40,6 @@ def test_what_two_filters_take_both_is_one_filter_or_nothing(one: str, other: st
     assert both == common_filter(other, one)
     assert taken(one) & taken(other) == (set() if both is None else taken(both))
     assert both is None or taken(both), "a filter of which some topic is known"
-
-
-def test_a_shared_subscription_is_taken_apart() -> None:
-    assert without_share("$share/g/a/#") == "a/#"
-    assert without_share("a/#") == "a/#"
 
 
 def test_pairs_of_subscriptions_that_overlap() -> None:
