@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import mqtt5
 import pytest
@@ -15,6 +16,7 @@ from tests.unit.mqtt.sessions import (
     CONFIG,
     KNOWN,
     A,
+    B,
     Method,
     challenge,
     connect,
@@ -30,7 +32,7 @@ from towline.delivery.inbound import plain_run
 from towline.errors import BrokerRefused, ProtocolViolation, SessionUnknown
 from towline.mqtt import events
 from towline.mqtt.codec import Decoder, Packet, encode
-from towline.mqtt.session import Session, SessionState
+from towline.mqtt.session import UNSURE, Session, SessionState, Subscriptions
 
 # Connecting
 
@@ -246,6 +248,60 @@ def test_a_refused_filter_leaves_the_removed_ones_at_the_broker() -> None:
     assert [topic_filter.pattern for topic_filter in repeated.topic_filters] == ["b"], "it was unsure"
 
 
+# What is known of the broker's subscriptions, step by step, and what is asked for by it
+
+
+def connected(wanted: tuple[events.Filter, ...], known: dict[str, int]) -> Subscriptions:
+    """A session that the broker has kept; without anything known a new one."""
+    subscriptions = Subscriptions(wanted, known)
+    subscriptions.expect_connack()
+    if known:
+        subscriptions.restore_options()
+    else:
+        subscriptions.clear_options()
+    return subscriptions
+
+
+def handlings(subscriptions: Subscriptions) -> dict[str, int | None]:
+    return {f.pattern: f.retain_handling for f in subscriptions.pending_changes()[0]}
+
+
+@pytest.mark.parametrize("handling", [0, 1, 2])
+def test_what_a_filter_says_of_retained_messages_holds(handling: int) -> None:
+    for known in ({}, {"a/#": UNSURE}):
+        assert handlings(connected((events.Filter("a/#", retain_handling=handling),), known)) == {"a/#": handling}
+
+
+@pytest.mark.parametrize("handling", [0, 1, 2, None])
+def test_another_retain_handling_is_no_reason_to_subscribe_again(handling: int | None) -> None:
+    wanted = (events.Filter("a/#", 1, retain_handling=handling),)
+    assert connected(wanted, {"a/#": A.encoded_options}).pending_changes() == ([], [])
+
+
+def test_whatever_is_wanted_in_turn_and_wherever_it_ends_the_record_never_claims_too_much() -> None:
+    """Three configurations one after the other; each ends after any number of packets carried out and answers seen."""
+    wishes = ((), (A,), (A, B), (events.Filter("b", 0),))
+    ends = [(carried, seen) for carried in range(3) for seen in range(carried + 1)]
+    for lives in product(product(wishes, ends), repeat=3):
+        broker: dict[str, int] = {}
+        record: dict[str, int] = {}
+        for wanted, (carried, seen) in lives:
+            subscriptions = connected(wanted, record)
+            filters, surplus = subscriptions.pending_changes()
+            if filters and carried > 0:
+                broker |= {f.pattern: f.encoded_options for f in filters}
+            if filters and seen > 0:
+                subscriptions.confirm_granted([f.pattern for f in filters])
+            place = int(bool(filters))  # of UNSUBSCRIBE
+            if carried > place:
+                broker = {pattern: terms for pattern, terms in broker.items() if pattern not in surplus}
+            if seen > place:
+                subscriptions.confirm_removed(surplus)
+            record = subscriptions.known_options
+            assert set(broker) <= set(record), f"a filter nobody will take back: {lives}"
+            assert {p: t for p, t in record.items() if t != UNSURE}.items() <= broker.items(), f"silence: {lives}"
+
+
 # Ends of a connection, and what the next one begins with
 
 
@@ -320,15 +376,6 @@ def test_nothing_follows_our_disconnect_but_the_end_of_the_connection(version: i
     assert close == events.Close(None)
     for event in (events.AckWatermark(1), events.Publish(1, outgoing(publish())), events.Tick(), events.Stop()):
         assert session.handle(event, 1.0) == []
-
-
-def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
-    record = replace(KNOWN, subscriptions=KNOWN.subscriptions | {"old": 1, "older": 1})
-    session = Session(CONFIG, record)
-    asked = only_sent(connect(session, mqtt5.ConnAckPacket(session_present=True)), mqtt5.UnsubscribePacket)
-    assert receive(session, mqtt5.UnsubAckPacket(asked.packet_id + 1, [mqtt5.UnsubAckReasonCode.SUCCESS])) == []
-    actions = receive(session, mqtt5.UnsubAckPacket(asked.packet_id, [mqtt5.UnsubAckReasonCode.SUCCESS]))
-    assert isinstance(only(actions, events.Close).error, ProtocolViolation)
 
 
 def test_with_a_method_only_auth_leaves_before_connack() -> None:
@@ -448,16 +495,13 @@ def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
 
 
 def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
-    session = online(replace(CONFIG, receive_maximum=2))
-    receive(session, publish(packet_id=1))
-    assert session.window_full is False
-    receive(session, publish(packet_id=2))
-    assert session.inbound.unacknowledged_count == 2
-    assert session.inbound.window_overruns == 0
-    receive(session, publish(packet_id=3))
-    assert session.inbound.window_overruns == 1
+    session, seen = online(replace(CONFIG, receive_maximum=2)), []
+    for packet_id in (1, 2, 3):
+        receive(session, publish(packet_id=packet_id))
+        seen.append((session.window_full, session.inbound.window_overruns))
+    assert seen == [(False, 0), (True, 0), (True, 1)]
     session.handle(events.AckWatermark(3), 2.0)
-    assert session.window_full is False
+    assert not session.window_full
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
