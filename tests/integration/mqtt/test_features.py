@@ -5,11 +5,10 @@ from __future__ import annotations
 import mqtt5
 import pytest
 
-from tests.conftest import NewMosquitto
 from tests.integration.conftest import NewGateway
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
-from towline import Client, ClientSettings, Filter
+from towline import Client, Filter
 from towline_prove.devstack import Mosquitto
 
 AT_LEAST_ONCE, EXACTLY_ONCE = mqtt5.QoS.AT_LEAST_ONCE, mqtt5.QoS.EXACTLY_ONCE
@@ -71,27 +70,11 @@ def test_members_of_a_group_share_the_messages(mosquitto: Mosquitto) -> None:
         assert len(take(everything, 100)) == 100
 
 
+# Limits of the server -------------------------------------------------------------------------------------------------
+
+
 def sent(line: Line, count: int) -> list[mqtt5.PublishPacket]:
     return [line.expect(mqtt5.PublishPacket) for _ in range(count)]
-
-
-# Keep alive ---------------------------------------------------------------------------------------------------------
-
-
-def test_server_keep_alive_on_mosquitto(new_mosquitto: NewMosquitto) -> None:
-    """[MQTT-3.2.2-21]: it gives 5 s to whoever asks for more, drops whoever pings at his own pace, and keeps us."""
-    broker = new_mosquitto(max_keepalive="5")
-
-    def kept() -> bool:
-        with Client(broker.uri, client_id="x", subscribe=["t"], settings=ClientSettings(keep_alive_s=60)) as client:
-            assert client.receive(8.5) is None  # it drops after 7.5 s of silence
-            assert client._driver.session.keep_alive_s == 5
-            return client.online and client._driver.connection_count == 1
-
-    assert any(kept() for _ in range(3)), "a busy machine may stand still, but not each time"
-
-
-# Limits of the server -------------------------------------------------------------------------------------------------
 
 
 def test_the_servers_receive_maximum_bounds_what_is_open() -> None:
