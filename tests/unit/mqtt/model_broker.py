@@ -187,9 +187,8 @@ class ModelBroker:
 
     def forget_publisher(self) -> None:
         """The client has lost its half of its own publishes: a harness without an outbox says so."""
-        for memory in (self.incoming, self._seen, self._released):
-            memory.clear()
         for name in ("incoming", "_seen", "_released"):
+            getattr(self, name).clear()
             self._other[name].clear()
         if self.connection is not None:
             self.connection.client_open.clear()

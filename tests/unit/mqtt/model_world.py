@@ -188,7 +188,8 @@ class ModelDriver:
                 assert not serials or delivery.first_number == len(self._store.rows), "rows at another's place"
                 self._store.append(serials, delivery.unreleased_messages, delivery.released_ids)
                 self.waiting.popleft()
-                self._world.stored(serials)
+                for serial in serials:
+                    self._world.stored(serial)
                 if self._acks is Acks.JOURNAL:
                     self._settle(len(self._store.rows))
                 self.handle(events.DeliveryStored(delivery.delivery_id))
@@ -239,12 +240,8 @@ class World:
         elif self._fuse == 0:
             raise Crash
 
-    def stored(self, serials: list[int]) -> None:
-        """Rows became durable."""
-        for serial in serials:
-            self._row(serial)
-
-    def _row(self, serial: int) -> None:
+    def stored(self, serial: int) -> None:
+        """A row became durable."""
         message = self.broker.messages[serial]
         self._copies[serial] += 1
         if self._copies[serial] == 1:
@@ -385,7 +382,7 @@ class World:
         self.forget_publishes()
         self._driver = ModelDriver(self)
         for serial in self.store.rows[self._copies.total() :]:  # durable, and nobody was told
-            self._row(serial)
+            self.stored(serial)
 
     def lose_session(self) -> None:
         """The broker restarts without its store."""

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.fuzz.codec import check
-from tests.helpers import packets_in
+from tests.helpers import packets_in, publish
 from tests.unit.mqtt import strict
 from towline.mqtt.checks import MalformedPacket
 from towline.mqtt.codec import Acknowledgement, AckRun, Decoder, Item, encode
@@ -21,16 +21,6 @@ patterns = st.lists(st.just("+") | topics.filter(lambda text: "/" not in text), 
 ids = st.integers(1, 65535)
 qos_levels = st.sampled_from([mqtt5.QoS(0), mqtt5.QoS(1), mqtt5.QoS(2)])
 _CODES = [mqtt5.SubAckReasonCode(code) for code in (0, 1, 2, 0x80)]
-
-
-def _publish(
-    topic: str, payload: bytes, qos: mqtt5.QoS, packet_id: int, retain: bool, again: bool
-) -> mqtt5.PublishPacket:
-    identified = packet_id if int(qos) else None
-    return mqtt5.PublishPacket(
-        topic, payload, qos=qos, packet_id=identified, retain=retain, duplicate=again and identified is not None
-    )
-
 
 packets: st.SearchStrategy[mqtt5.Packet] = st.one_of(
     st.builds(
@@ -45,7 +35,15 @@ packets: st.SearchStrategy[mqtt5.Packet] = st.one_of(
     st.sampled_from([0, 0x84, 0x85, 0x86, 0x87, 0x88]).map(
         lambda code: mqtt5.ConnAckPacket(reason_code=mqtt5.ConnAckReasonCode(code))
     ),
-    st.builds(_publish, topics, st.binary(max_size=300), qos_levels, ids, st.booleans(), st.booleans()),
+    st.builds(
+        lambda qos, again, **more: publish(qos=qos, duplicate=again and qos > 0, **more),
+        st.integers(0, 2),
+        st.booleans(),
+        topic=topics,
+        payload=st.binary(max_size=300),
+        packet_id=ids,
+        retain=st.booleans(),
+    ),
     *(
         st.builds(kind, ids)
         for kind in (mqtt5.PubAckPacket, mqtt5.PubRecPacket, mqtt5.PubRelPacket, mqtt5.PubCompPacket)

@@ -36,10 +36,6 @@ class World:
     #: When the connection began; what leaves does so after the time of quiet.
     now: float = 0.0
 
-    @property
-    def culprit_finder(self) -> CulpritFinder:
-        return self.outbound.culprit_finder
-
     def sent_actions(self) -> list[events.Action]:
         return list(self.outbound.actions(self.now + 2))
 
@@ -69,16 +65,14 @@ class World:
         while queue:
             packet = queue.pop(0)
             self.seen += 1
-            if self.seen in self.random_cuts or self._ends_connection_at(packet):
+            is_culprit = isinstance(packet, PublishPacket) and int(packet.payload) in self.culprits
+            if is_culprit or self.seen in self.random_cuts:
                 self.end_by_broker()
                 return True
             queue += self.handle_actions(self._answer(packet))
             queue += self.handle_actions(self.sent_actions())
         self.outbound.end_connection(self.now + 2)
         return False
-
-    def _ends_connection_at(self, packet: Any) -> bool:
-        return isinstance(packet, PublishPacket) and int(packet.payload) in self.culprits
 
     def _answer(self, packet: Any) -> list[events.Action]:
         if isinstance(packet, PubRelPacket):
@@ -93,7 +87,7 @@ class World:
         for action in actions:
             if isinstance(action, events.PublishAcknowledged):
                 assert self.ack_reasons.setdefault(action.token, action.reason) == action.reason
-                self.culprit_finder.clear_token(action.token)
+                self.outbound.culprit_finder.clear_token(action.token)
             elif isinstance(action, events.Send):
                 packets += read_all(action.data)
         return packets
@@ -113,7 +107,7 @@ def test_the_culprits_are_set_aside_and_all_others_arrive(qos: list[int], culpri
     world = World(frozenset(culprits), window=window)
     world.run(list(enumerate(qos)), most=6 * len(culprits) + 2)
     assert world.ack_reasons == {token: CONNECTION_CUT if token in culprits else 0 for token in range(len(qos))}
-    assert not world.culprit_finder.one_at_a_time
+    assert not world.outbound.culprit_finder.one_at_a_time
 
 
 @settings(deadline=None)

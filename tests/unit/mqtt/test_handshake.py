@@ -8,7 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnAckReasonCode, DisconnectPacket, DisconnectReasonCode
+from mqtt5 import (
+    AuthPacket,
+    AuthReasonCode,
+    ConnAckPacket,
+    ConnAckReasonCode,
+    DisconnectPacket,
+    DisconnectReasonCode,
+    QoS,
+    Will,
+)
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
@@ -38,10 +47,13 @@ PROVEN = {"authentication_method": "PLAIN", "authentication_data": b"proof"}
 def test_clean_start_is_for_a_session_that_is_given_up(
     protocol: int, expiry: int, discarding: bool, clean: bool
 ) -> None:
-    """[MQTT-3.1.2-6 of 3.1.1]: CleanSession says that there is no old state, and that none stays."""
-    packet = connect_packet(
-        replace(CONFIG, protocol=protocol, session_expiry_s=expiry), b"first", discard_session=discarding
-    )
+    """[MQTT-3.1.2-6 of 3.1.1]: CleanSession says that there is no old state, and that none stays.
+
+    The will is as it was given, with its QoS [MQTT-3.1.2-12].
+    """
+    config = replace(CONFIG, protocol=protocol, session_expiry_s=expiry, will=Will("state", qos=QoS(2)))
+    packet = connect_packet(config, b"first", discard_session=discarding)
+    assert packet.will == config.will
     assert (packet.clean_start, packet.authentication_data) == (clean, b"first")
     assert packet.session_expiry_interval == (0 if discarding else expiry)
 

@@ -504,18 +504,6 @@ def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
     assert not session.window_full
 
 
-@pytest.mark.parametrize("qos", [0, 1, 2])
-@pytest.mark.parametrize("version", [5, 4])
-def test_the_wills_qos(version: int, qos: int) -> None:
-    """[MQTT-3.1.2-12]: 0, 1 or 2; the codec has no other."""
-    config = replace(CONFIG, protocol=version, will=mqtt5.Will("state", payload=b"gone", qos=mqtt5.QoS(qos)))
-    hello = only(Session(config, KNOWN).handle(events.ConnectionOpened(), 0.0), events.Send).data
-    flags = hello[9]
-    assert (flags >> 3 & 3, flags >> 2 & 1) == (qos, 1)
-    with pytest.raises(ValueError, match="QoS"):
-        mqtt5.QoS(3)
-
-
 def test_receive_maximum_is_always_announced() -> None:
     """65535 is the standard's default and is not sent; a Mosquitto that is told nothing keeps to 20 and drops."""
     (connect,) = [a for a in Session(CONFIG).handle(events.ConnectionOpened(), 0.0) if isinstance(a, events.Send)]

@@ -58,20 +58,16 @@ def load() -> dict[str, Case]:
                 name = f"{file.stem}/{' '.join(group['group'].split())}/{test['name']}"
                 seen[name] += 1
                 name += f" #{seen[name]}" if seen[name] > 1 else ""
-                cases[name] = _case(group, test)
+                both = {**group, **test}
+                messages = [*group.get("group_msgs", ()), *test["msgs"]]
+                cases[name] = Case(
+                    both.get("ver", 4),
+                    both.get("connack", True),
+                    both.get("command", ""),
+                    tuple((message["type"], bytes.fromhex(message["payload"])) for message in messages),
+                    both.get("expect_disconnect", True),
+                )
     return cases
-
-
-def _case(group: dict[str, Any], test: dict[str, Any]) -> Case:
-    both = {**group, **test}
-    messages = [*group.get("group_msgs", ()), *test["msgs"]]
-    return Case(
-        both.get("ver", 4),
-        both.get("connack", True),
-        both.get("command", ""),
-        tuple((message["type"], bytes.fromhex(message["payload"])) for message in messages),
-        both.get("expect_disconnect", True),
-    )
 
 
 # The client ----------------------------------------------------------------------------------------------------------
