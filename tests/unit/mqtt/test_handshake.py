@@ -58,23 +58,19 @@ def test_clean_start_is_for_a_session_that_is_given_up(
     assert packet.session_expiry_interval == (0 if discarding else expiry)
 
 
-def config_with(failure: Exception | None = None) -> SessionConfig:
-    return replace(CONFIG, authenticator=Method(failure))
-
-
 @pytest.mark.parametrize("packet", [challenge("OTHER"), challenge(reason=AuthReasonCode.SUCCESS)])
 def test_an_auth_that_nobody_asked_for_breaks_the_protocol(packet: AuthPacket) -> None:
     with pytest.raises(BrokerProtocolError, match=r"MQTT-4\.12\.0-5"):
         answer_challenge(challenge(), CONFIG)
     with pytest.raises(BrokerProtocolError, match=r"MQTT-4\.12"):
-        answer_challenge(packet, config_with())
+        answer_challenge(packet, replace(CONFIG, authenticator=Method()))
 
 
 @pytest.mark.parametrize(
     ("failure", "words"), [(ValueError("not you"), "failed: not you"), (KeyError("secret"), r"failed \(KeyError\)")]
 )
 def test_whatever_fails_is_one_line_without_a_secret(failure: Exception, words: str) -> None:
-    config = config_with(failure)
+    config = replace(CONFIG, authenticator=Method(failure))
     steps: tuple[Callable[[], object], ...] = (
         lambda: authenticate(config, lambda method: method.start()),
         lambda: answer_challenge(challenge(), config),
