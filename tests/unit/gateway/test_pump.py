@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mqtt5
 import pytest
@@ -141,3 +144,37 @@ def test_the_oldest_waiting_message_is_told_over_restarts(tmp_path: Path) -> Non
             assert (oldest(), oldest()) == (at, at)
         journal.commit("bridge", 6)
         assert oldest() is None
+
+
+def calls_between(first: str, last: str, work: Callable[[], None]) -> list[str]:
+    """The Python functions that are called from the first call of one method of a socket to that of another."""
+    calls: list[str] = []
+    counting = False
+
+    def profile(frame: Any, event: str, called: Any) -> None:
+        nonlocal counting
+        if event == "c_call" and called.__name__ in (first, last):
+            counting = called.__name__ == first
+        elif event == "call" and counting:
+            calls.append(frame.f_code.co_qualname)
+
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_a_publish_alone_is_acknowledged_after_a_hundred_calls_at_most(tmp_path: Path, broker: Broker) -> None:
+    """Most of what one costs is Python calls, whose number does not vary."""
+    turns = list[list[str]]()
+    with pumping(tmp_path, broker) as (pump, _):
+        broker.accept(pump, session_present=False)
+        broker.line.recv(4096)  # CONNECT and SUBSCRIBE
+        for packet_id in range(1, 11):  # the first make what the others use again, and a busy machine makes some wait
+            broker.line.sendall(mqtt5.PublishPacket("t", b"21.5", qos=mqtt5.QoS(1), packet_id=packet_id).write())
+            turns.append(calls_between("recv_into", "send", lambda: turn(pump)))
+            assert broker.line.recv(100) == bytes((0x40, 2, 0, packet_id))
+    fewest = min(turns, key=len)
+    assert 50 < len(fewest) <= 100, fewest

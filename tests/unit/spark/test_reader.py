@@ -19,6 +19,7 @@ from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL, NewReader, offset, table, until
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, ReaderFenced
 from towline.gateway.client import GatewayClient, Lease
+from towline.gateway.identity import JournalPosition
 from towline.spark import batching, reader
 from towline.spark.batching import TriggerTiming
 from towline.spark.link import GatewayAddress, ReadPlan
@@ -49,10 +50,12 @@ def test_stop_commits_nothing_and_frees_the_consumer(server: Served, stream: Mqt
     ("starting", "wanted"), [(None, 40), ("committed", 40), ("earliest", 0), ("latest", 100), (77, 77)]
 )
 def test_where_a_new_checkpoint_begins(server: Served, plan: ReadPlan, starting: str | int | None, wanted: int) -> None:
+    """Behind a row it names the opening of the journal that wrote it [I14]."""
     server.add(100)
     server.journal.commit("default", 40)
     made = MqttStreamReader(replace(plan, start_offset=starting))
-    assert offset(made.initialOffset()) == wanted
+    here = JournalPosition("plant", server.journal.journal_id, wanted, server.journal.incarnation_of(wanted))
+    assert made.initialOffset()["gateways"] == {"plant": here.to_json()}
     made.stop()
 
 

@@ -207,14 +207,6 @@ def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path) -> None
         stream.stop()
 
 
-def test_a_query_that_begins_names_the_opening_it_begins_at(server: Served, plan: ReadPlan) -> None:
-    server.add(10)
-    for starting, incarnation in ((0, None), (5, server.journal.incarnation), ("latest", server.journal.incarnation)):
-        made = MqttStreamReader(replace(plan, start_offset=starting))
-        assert made.initialOffset()["gateways"]["plant"].get("incarnation") == incarnation
-        made.stop()
-
-
 def test_a_query_that_ends_at_what_is_there_names_what_it_came_to(server: Served, stream: MqttStreamReader) -> None:
     server.add(10)
     stream.prepareForTriggerAvailableNow()

@@ -6,8 +6,10 @@ import logging
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -18,7 +20,7 @@ from tests.unit.spark.reading import ALL, NewReader, ends, seen, until
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, ReaderFenced
 from towline.gateway.access import ClientAccess
 from towline.spark import gateways
-from towline.spark.gateways import PollRequest, PollResult, SourceGateway
+from towline.spark.gateways import SourceGateway
 from towline.spark.link import GatewayAddress
 from towline.spark.reader import MqttBatchReader
 
@@ -39,24 +41,29 @@ def test_any_gateway_wakes_the_reader(two: tuple[Served, Served], new_reader: Ne
         assert time.monotonic() - began < 10
 
 
-def far_away(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Let the answers of a gateway take longer than a poll of one without rows is waited for."""
+def slow_down(monkeypatch: pytest.MonkeyPatch, pause: Callable[[], object]) -> None:
+    """Let each call of g2 take longer."""
+    call = SourceGateway._call
+
+    def slowly(self: SourceGateway, do: Callable[[Any], Any]) -> Any:
+        if self.address.location.endswith("g2"):
+            pause()
+        return call(self, do)
+
+    monkeypatch.setattr(SourceGateway, "_call", slowly)
+
+
+def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the answers of g2 take longer than a poll of a gateway without rows is waited for."""
     monkeypatch.setattr(gateways, "POLL_GRACE_S", 0.05)
-    wait = SourceGateway.poll_rows
-
-    def slowly(self: SourceGateway, question: PollRequest, timeout_s: float) -> PollResult:
-        if self.address.location.endswith(name):
-            time.sleep(0.12)
-        return wait(self, question, timeout_s)
-
-    monkeypatch.setattr(SourceGateway, "poll_rows", slowly)
+    slow_down(monkeypatch, lambda: time.sleep(0.12))
 
 
 def test_a_gateway_that_is_far_away_has_its_share(
     two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answer takes longer than that of a gateway without rows may take."""
-    far_away(monkeypatch, "g2")
+    far_away(monkeypatch)
     monkeypatch.setattr(gateways, "SLOW_POLL_GRACE_S", 5.0)
     stream = new_reader(max_rows=100)
     for one in two:
@@ -72,7 +79,7 @@ def test_a_query_with_an_end_waits_for_a_gateway_that_is_far_away(
     two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one, which is at its end, takes in more meanwhile."""
-    far_away(monkeypatch, "g2")
+    far_away(monkeypatch)
     stream = new_reader(max_rows=50)
     two[1].add(100)
     two[0].add(1)
@@ -93,12 +100,8 @@ def test_a_gateway_that_hangs_does_not_hold_up_a_restart(
     first.stop()
     two[0].add(3)
     monkeypatch.setattr(gateways, "SLOW_POLL_GRACE_S", 20.0)
-    hung, call = threading.Event(), SourceGateway._call
-    monkeypatch.setattr(
-        SourceGateway,
-        "_call",
-        lambda self, do: hung.wait(30) if self.address.location.endswith("g2") else call(self, do),
-    )
+    hung = threading.Event()
+    slow_down(monkeypatch, lambda: hung.wait(30))
     stream, began = new_reader(), time.monotonic()
     until(stream, at, lambda place: ends(place)["g1"] == 3)
     hung.set()
@@ -113,14 +116,8 @@ def test_a_gateway_that_hangs_with_rows_is_waited_for_once(
     for one in two:
         one.add(1000)
     at = stream.initialOffset()
-    hung, wait = threading.Event(), SourceGateway.poll_rows
-
-    def hangs(self: SourceGateway, question: PollRequest, timeout_s: float) -> PollResult:
-        if self.address.location.endswith("g2"):
-            hung.wait(30)
-        return wait(self, question, timeout_s)
-
-    monkeypatch.setattr(SourceGateway, "poll_rows", hangs)
+    hung = threading.Event()
+    slow_down(monkeypatch, lambda: hung.wait(30))
     at = stream.latestOffset(at, ReadMaxRows(50))
     began = time.monotonic()
     for limit in range(60, 70):
