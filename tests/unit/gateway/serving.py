@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,10 +120,3 @@ def raw(server: Served, action: str, body: object = None) -> Any:
 def error_of(error: flight.FlightError) -> TowlineError:
     """The error that a gateway sent."""
     return error_from(json.loads(error.extra_info))
-
-
-def hold_as(server: Served, consumer: str, holder: ProcessIdentity) -> dict[str, object]:
-    """Take a consumer for another process; the reader, as requests name it."""
-    reader = {"consumer": consumer, "lease": f"of {holder.pid}", **asdict(holder)}
-    raw(server, "acquire", {"reader": reader})
-    return reader

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pyarrow import flight
 
 from tests.helpers import commit, wait_until
-from tests.unit.gateway.serving import Served, error_of, hold_as, mark, raw, rows, served
+from tests.unit.gateway.serving import Served, error_of, mark, raw, rows, served
 from towline import errors
 from towline.errors import GatewayError, GatewayUnreachable, ReaderFenced, TowlineError
 from towline.gateway.client import HEARTBEAT_TIMEOUT_S, GatewayClient, Lease
@@ -254,6 +254,7 @@ HERE = mark()
 LIVING, ENDED = mark(os.getppid()), replace(HERE, started=HERE.started + 1)
 FAR, FARTHER = (replace(HERE, pid=1, host=f"{HERE.host} (pid namespace {n})") for n in (7, 8))
 HOLDERS = [HERE, LIVING, ENDED, FAR, FARTHER]
+THEIRS = ConsumerReader("default", "theirs", LIVING.pid, LIVING.started, LIVING.host)
 
 
 #: A reader far away sends a sign of life, and is followed after the whole time, not before.
@@ -292,7 +293,7 @@ def test_a_reader_holds_its_consumer_until_it_ends_and_never_again(steps: Iterab
 
 
 def test_a_second_living_reader_is_refused_with_one_line(server: Served, client: GatewayClient) -> None:
-    hold_as(server, "default", LIVING)
+    raw(server, "acquire", {"reader": THEIRS._asdict()})
     with pytest.raises(ReaderFenced) as caught:
         client.acquire(Lease("default"), wait_s=0.2)
     line = str(caught.value)
@@ -301,13 +302,13 @@ def test_a_second_living_reader_is_refused_with_one_line(server: Served, client:
         'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch, to Kafka with '
         'the option "batchId"; if that query has ended, stop its process.   [TL-G03]'
     )
-    raw(server, "release", {"consumer": "default", "lease": f"of {LIVING.pid}"})
+    raw(server, "release", {"consumer": "default", "lease": THEIRS.lease})
     assert client.acquire(Lease("default"))["readers"]["default"]["pid"] == HERE.pid
 
 
 def test_a_reader_that_another_one_keeps_out_moves_nothing(server: Served, client: GatewayClient) -> None:
     server.add(5)
-    hold_as(server, "default", LIVING)
+    raw(server, "acquire", {"reader": THEIRS._asdict()})
     with pytest.raises(ReaderFenced, match=f"pid {LIVING.pid} .*TL-G03"):
         client.wait(Lease("default"), 5, journal=server.journal.journal_id, timeout_s=0)
     assert server.journal.consumers == {"default": 0}
