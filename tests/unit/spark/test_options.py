@@ -284,9 +284,3 @@ def test_a_mistake_of_a_sink_is_one_line(given: dict[str, str], said: str) -> No
         parse_sink_options({**SINK, **given})
     assert "\n" not in str(caught.value)
     assert '"secret"' not in str(caught.value)
-
-
-@pytest.mark.parametrize("option", [{"outboxMaxBytes": "1g"}, {"keepAlive": "30"}])
-def test_settings_of_a_gateway_are_not_those_of_a_running_one(option: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"option gateway names a running .*\[TL-C23\]"):
-        parse_sink_options({"gateway": "/x", **option})

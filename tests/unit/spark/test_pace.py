@@ -83,15 +83,6 @@ def test_a_limit_goes_on_from_the_note_of_the_run_before() -> None:
     assert BatchByteLimit(lambda: failed).next_limit() == FIRST_BATCH_BYTES
 
 
-def test_a_sink_that_leaves_no_word_has_no_limit() -> None:
-    old = WriteThroughput(7, 400_000, 11.0, BUDGET_S)
-    for noted in (None, old):
-        limit = BatchByteLimit(lambda noted=noted: noted)  # type: ignore[misc]
-        assert limit.next_limit() is not None
-        limit.record_planned(100)
-        assert limit.next_limit() is None
-
-
 # -- how long a transaction may take --
 
 

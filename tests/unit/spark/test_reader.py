@@ -30,11 +30,18 @@ from towline.spark.source import MqttDataSource
 # -- offsets ---------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_new_returns_the_start_itself(server: Served, stream: MqttStreamReader) -> None:
-    server.add(5)
+def test_nothing_new_returns_the_start_itself_and_a_tick_now_and_then(
+    server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add(3)
     at = stream.latestOffset(stream.initialOffset(), ALL)
     assert stream.latestOffset(at, ALL) is at
     assert stream.partitions(at, at) == []
+    monkeypatch.setattr(batching, "IDLE_BATCH_S", 0.02)
+    ticked = wait_until(lambda: (found := stream.latestOffset(at, ALL)) is not at and found, what="a tick")
+    assert ticked == {**at, "tick": 1}
+    (part,) = stream.partitions(at, ticked)
+    assert list(stream.read(part)) == []
 
 
 def test_stop_commits_nothing_and_frees_the_consumer(server: Served, stream: MqttStreamReader) -> None:
@@ -57,16 +64,6 @@ def test_where_a_new_checkpoint_begins(server: Served, plan: ReadPlan, starting:
     here = JournalPosition("plant", server.journal.journal_id, wanted, server.journal.incarnation_of(wanted))
     assert made.initialOffset()["gateways"] == {"plant": here.to_json()}
     made.stop()
-
-
-def test_an_idle_query_ticks(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.add(3)
-    at = stream.latestOffset(stream.initialOffset(), ALL)
-    monkeypatch.setattr(batching, "IDLE_BATCH_S", 0.02)
-    ticked = wait_until(lambda: (found := stream.latestOffset(at, ALL)) is not at and found, what="a tick")
-    assert ticked == {**at, "tick": 1}
-    (part,) = stream.partitions(at, ticked)
-    assert list(stream.read(part)) == []
 
 
 def planned(checkpoint: Path, batch: int, end: dict[str, Any], watermark_ms: int) -> None:
@@ -97,12 +94,18 @@ def test_no_row_is_late_and_a_replay_has_the_same_times(server: Served, plan: Re
 # -- AvailableNow ----------------------------------------------------------------------------------------------------
 
 
-def test_available_now_neither_waits_nor_ticks(server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_now_ends_at_what_is_there_and_neither_waits_nor_ticks(
+    server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batching, "IDLE_BATCH_S", 0.0)
     made = MqttStreamReader(replace(plan, poll_ms=30000))
+    server.add(10)
     made.prepareForTriggerAvailableNow()
     at = made.initialOffset()
-    assert made.latestOffset(at, ALL) is at
+    server.add(10)
+    end = made.latestOffset(at, ALL)
+    assert (offset(end), end["gateways"]["plant"]["incarnation"]) == (10, server.journal.incarnation)
+    assert made.latestOffset(end, ALL) is end
     made.stop()
 
 

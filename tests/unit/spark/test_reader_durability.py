@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import json
 import os
 import shutil
 import threading
@@ -17,6 +16,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.helpers import wait_until
+from tests.unit.bridge.noted import planned
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL, offset, table
 from towline.checkpoint import Checkpoint
@@ -28,14 +28,6 @@ from towline.spark.reader import MqttStreamReader
 from towline.spark.sink_note import SinkNote
 
 # -- power loss ------------------------------------------------------------------------------------------------------
-
-
-def logged(place: Path, end: dict[str, Any], *logs: str) -> None:
-    """Write what Spark does of batch 0 into its logs."""
-    texts = {"offsets": f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(end)}', "commits": 'v1\n{"nextBatchWatermarkMs":0}'}
-    for log in logs:
-        (place / log).mkdir(parents=True)
-        (place / log / "0").write_text(texts[log])
 
 
 @pytest.fixture
@@ -57,7 +49,7 @@ def done(server: Served, query: MqttStreamReader, place: Path) -> dict[str, Any]
     """The end of a batch that is in both logs; `latestOffset` has not been called with it yet."""
     server.add(10)
     end = query.latestOffset(query.initialOffset(), ALL)
-    logged(place, end, "offsets", "commits")
+    planned(place, 0, end)
     return end
 
 
@@ -114,7 +106,7 @@ def test_what_is_served_once_is_remembered_before_it_is_read(
     server.add(10)
     start = stream.initialOffset()
     end = stream.latestOffset(start, ALL)
-    logged(place, end, "offsets")
+    planned(place, 0, end, done=False)
     synced.clear()
     assert len(stream.partitions(start, end)) == 1
     assert {"offsets", "ck"} <= set(synced)
@@ -148,7 +140,7 @@ def test_without_its_checkpoint_the_cut_waits_for_a_sync_of_the_machine(
     monkeypatch.setattr(reader, "_MIN_SYNC_INTERVAL_S", 0.0)
     monkeypatch.setattr(reader, "_MAX_SYNC_SHARE", 1.0)
     stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "other")))
-    logged(tmp_path / "other", {}, "offsets", "commits")
+    planned(tmp_path / "other", 0, {})
     server.add(10)
     at = stream.latestOffset(stream.initialOffset(), ALL)
     try:
@@ -205,13 +197,3 @@ def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path) -> None
         assert server.journal.consumers["default"] == 0
         assert server.journal.first_offset == 0
         stream.stop()
-
-
-def test_a_query_that_ends_at_what_is_there_names_what_it_came_to(server: Served, stream: MqttStreamReader) -> None:
-    server.add(10)
-    stream.prepareForTriggerAvailableNow()
-    at = stream.initialOffset()
-    server.add(10)
-    end = stream.latestOffset(at, ALL)
-    assert (offset(end), end["gateways"]["plant"]["incarnation"]) == (10, server.journal.incarnation)
-    assert stream.latestOffset(end, ALL) is end

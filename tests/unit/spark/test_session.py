@@ -23,7 +23,6 @@ from towline.spark.session import (
     is_cluster,
     pyspark_version,
     shares_files,
-    standalone_addresses,
     uses_loopback_only,
 )
 from towline.spark.source import MqttDataSource
@@ -84,6 +83,7 @@ def test_a_state_directory_that_keeps_nothing_is_refused_at_load(tmp_path: Path)
         ("spark://localhost:7077,127.0.0.1:7078", True, False, True, False),
         ("spark://[::1]:7077", True, False, True, False),
         ("spark://127.0.0.1:7077,m2:7077", True, False, False, False),
+        ("spark://m1", True, False, False, False),
         ("yarn", True, False, False, True),
         ("k8s://https://api:443", True, False, False, False),
     ],
@@ -91,15 +91,3 @@ def test_a_state_directory_that_keeps_nothing_is_refused_at_load(tmp_path: Path)
 def test_each_kind_of_master(master: str, *, cluster: bool, files: bool, here: bool, secret: bool) -> None:
     said = (is_cluster(master), shares_files(master), uses_loopback_only(master), generates_secret(master))
     assert said == (cluster, files, here, secret)
-
-
-@pytest.mark.parametrize(
-    ("master", "found"),
-    [
-        ("yarn", []),
-        ("spark://[::1]:7077,m2:7078", [("::1", 7077), ("m2", 7078)]),
-        ("spark://m1", []),
-    ],
-)
-def test_the_addresses_of_standalone_masters(master: str, found: list[tuple[str, int]]) -> None:
-    assert standalone_addresses(master) == found
