@@ -21,24 +21,7 @@ from towline.threads import call_in_thread
 FACTS: dict[str, Any] = {"activity": (1, 5, 0), "subscribed": False, "probes_answered": True, "work_pending": False}
 
 
-@pytest.mark.parametrize(
-    ("changed", "still", "step"),
-    [
-        ({"subscribed": True}, True, DrainStep.UNSUBSCRIBING),
-        ({}, False, DrainStep.RECEIVING),
-        ({"work_pending": True}, True, DrainStep.COMMITTING),
-        ({}, True, DrainStep.ENDING_SESSION),
-    ],
-)
-def test_the_steps(changed: dict[str, Any], still: bool, step: DrainStep) -> None:
-    drain = Drain(8.0)
-    for now in range(20 if still else 4):
-        ends = drain.advance(float(now), lambda: None, **FACTS | changed)
-    assert drain.step is step
-    assert ends is (step is DrainStep.ENDING_SESSION)
-
-
-def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_lives() -> None:
+def test_a_session_is_ended_when_nothing_came_for_a_while_on_a_connection_that_lives_and_nothing_waits() -> None:
     drain, asked = Drain(8.0), list[float]()
 
     def look(now: float, **changed: Any) -> bool:
@@ -63,6 +46,10 @@ def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_l
     assert asked == [9.0]
     assert look(99.0), "it stays so while commits are waited for"
     assert due() is None
+    assert not drain.advance(99.0, pytest.fail, **FACTS | {"subscribed": True})
+    assert drain.step is DrainStep.UNSUBSCRIBING
+    assert drain.advance(99.0, pytest.fail, **FACTS)
+    assert drain.step is DrainStep.ENDING_SESSION
 
     for came in ((1, 6, 0), (2, 5, 0), (1, 5, 1), (1, 7, 0)):
         assert not look(100.0, activity=came), "something came, or may come: all of it anew"

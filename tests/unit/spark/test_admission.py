@@ -67,6 +67,12 @@ def test_nobody_starves(waiting: list[tuple[int, int]], max_rows: int, max_bytes
         assert max(left_out.values(), default=0) < len(waiting)
 
 
+def test_a_huge_message_has_its_turn() -> None:
+    waiting = [(1, 10), (1, 1_000), (1, 10)]
+    assert set(shared(waiting, None, 100)) == {0, 2}
+    assert set(shared(waiting, None, 100, {1: 1})) == {1}
+
+
 def test_one_that_has_gone_meanwhile_has_no_part() -> None:
     offers = {one: PollResult(100, 1_000, PLACE, 100) for one in "ab"}
     taken = share_limits(
