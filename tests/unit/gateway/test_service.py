@@ -7,42 +7,24 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pyarrow import flight
 
 from tests.helpers import commit, wait_until
-from tests.unit.gateway.serving import Served, error_of, mark, raw, rows, served
+from tests.unit.gateway.serving import Served, error_of, mark, raw, served
 from towline import errors
 from towline.errors import GatewayError, GatewayUnreachable, ReaderFenced, TowlineError
 from towline.gateway.client import HEARTBEAT_TIMEOUT_S, GatewayClient, Lease
 from towline.gateway.service import ConsumerReader, Leases
 from towline.journal.segment import BATCH_BYTES
-from towline.schema import ROW_SCHEMA
-
-
-def test_a_range_comes_back_as_it_was_appended_as_often_as_it_is_read(server: Served, client: GatewayClient) -> None:
-    """[I4]; a reader that leaves half way harms nobody."""
-    for start in range(0, 30_000, 1000):
-        server.add(1000)
-        assert server.journal.end == start + 1000
-    journal = server.journal.journal_id
-    stream = client.read(journal, 0, 30_000)
-    assert next(iter(stream)).num_rows > 0
-    stream.close()  # type: ignore[attr-defined]  # it is a generator
-    for _ in range(2):
-        got = pa.Table.from_batches(client.read(journal, 990, 1010))
-        assert got.equals(pa.Table.from_batches([rows(990, 20)]))
-        assert got.schema.equals(ROW_SCHEMA)
-    assert list(client.read(journal, 5, 5)) == []
+from towline.threads import call_in_thread
 
 
 def test_large_rows_come_in_batches_below_the_bound(server: Served, client: GatewayClient) -> None:
@@ -137,30 +119,34 @@ def test_wait_moves_the_watermark_forward_only_and_tells_what_all_have_come_to(
 @pytest.mark.parametrize(
     ("happens", "outcomes"),
     [
-        (lambda server, _client, _lease: server.add(3), [[3]]),
-        (lambda _server, client, lease: client.release(lease), [["TL-G07"]]),
-        (lambda server, _client, _lease: server.service.close(), [[0], ["TL-G01"]]),
+        (lambda server, _client, _lease: server.add(3), [3]),
+        (lambda _server, client, lease: client.release(lease), ["TL-G07"]),
+        (lambda server, _client, _lease: server.service.close(), [0, "TL-G01"]),
     ],
     ids=["rows", "release", "close"],
 )
 def test_what_wakes_a_waiting_reader(
-    server: Served, client: GatewayClient, happens: Callable[..., object], outcomes: list[list[object]]
+    server: Served,
+    client: GatewayClient,
+    monkeypatch: pytest.MonkeyPatch,
+    happens: Callable[..., object],
+    outcomes: list[object],
 ) -> None:
-    lease, came = Lease("default"), list[object]()
+    """At once, and not when its call looks for its caller the next time."""
+    monkeypatch.setattr("towline.gateway.service._POLL_S", 60.0)
+    lease = Lease("default")
 
-    def wait() -> None:
+    def wait() -> object:
         with GatewayClient(server.location) as waiting:
             try:
-                came.append(waiting.wait(lease, 0, journal=server.journal.journal_id, timeout_s=50).end)
+                return waiting.wait(lease, 0, journal=server.journal.journal_id, timeout_s=50).end
             except TowlineError as error:
-                came.append(error.code)
+                return error.code
 
-    waiter = threading.Thread(target=wait)
-    waiter.start()
+    waiter = call_in_thread(wait, "reader")
     wait_until(lambda: server.service._long_poll.waiters == 1, what="a waiting reader")
     happens(server, client, lease)
-    waiter.join(20)
-    assert came in outcomes
+    assert waiter.result(20) in outcomes
     assert server.service._long_poll.waiters == 0
 
 

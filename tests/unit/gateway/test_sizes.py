@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 
 from tests.unit.gateway.serving import rows
 from tests.unit.journal.support import Unsynced
-from towline.delivery import refused
-from towline.delivery.outrows import add_arrival, rows_from_messages
-from towline.delivery.refused import RefusedMessages
+from towline.delivery.outrows import rows_from_messages
 from towline.errors import JournalError, TowlineError
 from towline.gateway import service
 from towline.journal import Batch, Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA
 from towline.spark import sink
-from towline.timing import Timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 
     from towline.journal.outbox import BatchStatus
 
-SIZES = [1000, 10, 9000, 0, 0, 1500, 700]
 BOUND = 2_000
 
 
@@ -72,23 +68,10 @@ def store(outbox: Outbox, *batches: pa.RecordBatch, number: int = 3, attempt: st
     return stored
 
 
-@pytest.mark.parametrize("sizes", [SIZES, []])
-def test_rows_of_any_size_enter_the_outbox_in_frames_of_a_bounded_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
-) -> None:
-    monkeypatch.setattr(service, "max_frame_bytes", lambda _limit: BOUND)
-    frames: list[pa.RecordBatch] = []
-
-    def stamped(rows: pa.RecordBatch, at: Timestamp) -> pa.RecordBatch:
-        frames.append(rows)
-        return add_arrival(rows, at)
-
-    monkeypatch.setattr(service, "add_arrival", stamped)
+def test_a_batch_without_rows_is_stored_too(tmp_path: Path) -> None:
     with opened(tmp_path) as outbox:
-        stored = store(outbox, messages(sizes))
-        assert (stored.rows, stored.whole) == (len(sizes), True)
-        assert bounded(frames)
-        assert numbers(frames) == numbers([*outbox.read(0, len(sizes))] if sizes else []) == list(range(len(sizes)))
+        stored = store(outbox, messages([]))
+        assert (stored.rows, stored.whole) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +107,3 @@ def test_what_a_sink_brings_at_a_time(sizes: list[int]) -> None:
     assert bounded([rows for rows, _ in chunks])
     assert numbers([rows for rows, _ in chunks]) == [*range(len(sizes))] * 2
     assert [last for _, last in chunks] == [False] * (len(chunks) - 1) + [True]
-
-
-def test_refused_messages_of_any_size_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refused, "_GROUP_BYTES", BOUND)
-    rows = add_arrival(messages(SIZES), Timestamp(0))
-    refused_messages = RefusedMessages(tmp_path / "refused")
-    groups = list(refused_messages.store((rows.slice(n, 1), n, 0x87) for n in range(7)))
-    assert [number for group in groups for number in group] == list(range(7))
-    assert len(groups) > 2
-    assert [(row["number"], row["bytes"]) for row in refused_messages.page(0)["rows"]] == list(enumerate(SIZES))
-    refused_messages.close()

@@ -22,7 +22,7 @@ from tests.unit.bridge import noted
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL, NewReader, offset, table, until
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, GatewayError, GatewayUnreachable, ReaderFenced
+from towline.errors import ConfigError, GatewayError, ReaderFenced
 from towline.gateway.client import GatewayClient, Lease
 from towline.gateway.identity import JournalPosition
 from towline.spark import batching, reader
@@ -230,28 +230,6 @@ def test_a_reader_that_was_taken_over_stops(server: Served, stream: MqttStreamRe
         newer.acquire(Lease("default"))
         with pytest.raises(ReaderFenced, match="TL-G07"):
             stream.latestOffset(at, ALL)
-
-
-def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = GatewayAddress(str(tmp_path))
-    with served(tmp_path) as server:
-        for _ in range(5):
-            server.add(10)
-        whole = GatewayClient.read
-        calls = []
-
-        def broken(client: GatewayClient, journal: str, start: int, end: int, **more: str) -> Iterator[pa.RecordBatch]:
-            calls.append(start)
-            for batch in whole(client, journal, start, end, **more):
-                yield batch.slice(0, 7)
-                if len(calls) < 3:
-                    raise GatewayUnreachable("TL-G01", "plant", "gone")
-                yield batch.slice(7)
-
-        monkeypatch.setattr(GatewayClient, "read", broken)
-        got = pa.Table.from_batches(place.rows(server.journal.journal_id, 0, 50))
-    assert calls == [0, 7, 14]
-    assert got.column("offset").to_pylist() == list(range(50))
 
 
 # -- report, batch, checks -------------------------------------------------------------------------------------------

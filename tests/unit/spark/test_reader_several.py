@@ -196,13 +196,6 @@ def test_two_gateways_of_one_name_are_refused(tmp_path: Path, new_reader: NewRea
             MqttBatchReader(new_reader()._plan).partitions()
 
 
-def test_one_gateway_under_two_places_is_refused(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    stream = new_reader()
-    stream._plan = replace(stream._plan, gateways=(str(two[0].state_dir), two[0].location))
-    with pytest.raises(ConfigError, match=r"have the same name|serve one journal.*TL-G50"):
-        stream.initialOffset()
-
-
 def test_a_checkpoint_of_one_gateway_goes_on(tmp_path: Path, two: tuple[Served, Served], new_reader: NewReader) -> None:
     single = new_reader(address=GatewayAddress(str(tmp_path / "g1")), gateways=())
     two[0].add(3)
