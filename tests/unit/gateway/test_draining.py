@@ -46,10 +46,10 @@ def test_a_session_is_ended_when_nothing_came_for_a_while_on_a_connection_that_l
     assert asked == [9.0]
     assert look(99.0), "it stays so while commits are waited for"
     assert due() is None
-    assert not drain.advance(99.0, pytest.fail, **FACTS | {"subscribed": True})
-    assert drain.step is DrainStep.UNSUBSCRIBING
-    assert drain.advance(99.0, pytest.fail, **FACTS)
-    assert drain.step is DrainStep.ENDING_SESSION
+    ended = drain.advance(99.0, pytest.fail, **FACTS | {"subscribed": True})
+    assert (ended, drain.step) == (False, DrainStep.UNSUBSCRIBING)
+    ended = drain.advance(99.0, pytest.fail, **FACTS)
+    assert (ended, drain.step) == (True, DrainStep.ENDING_SESSION)
 
     for came in ((1, 6, 0), (2, 5, 0), (1, 5, 1), (1, 7, 0)):
         assert not look(100.0, activity=came), "something came, or may come: all of it anew"
