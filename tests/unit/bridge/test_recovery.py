@@ -284,7 +284,7 @@ def test_a_batch_begun_before_at_most_once_is_given_up_by_a_reset(tmp_path: Path
     one = line(tmp_path, guarantee="at_most_once")
     batch(one, 7, 700)
     batch(one, 8, 800, done=False)
-    KNOWN.save(one.gateway.state_dir)
+    replace(KNOWN, guarantee="exactly_once").save(one.gateway.state_dir)
     reset_line(one)
     assert saved(one).positions == at(800)
 
