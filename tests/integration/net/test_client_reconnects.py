@@ -47,26 +47,6 @@ def resumed(*packets: Packet, answers: list[Packet], kept: bool = True) -> Calla
     return script
 
 
-def test_qos_1_that_was_not_taken_yet_is_handed_out_once() -> None:
-    cut = threading.Event()
-    again = [message(b"a", 1, again=True), message(b"b", 2, again=True), message(b"c", 3)]
-    answers: list[Packet] = [PubAckPacket(1), PubAckPacket(2), PubAckPacket(3)]
-    first = until(cut, message(b"a", 1), message(b"b", 2))
-    with Scripted(first, resumed(*again, answers=answers)) as server, Client(server.uri, client_id="x") as client:
-        wait_until(lambda: len(client._receive_queue.messages) == 2)
-        cut.set()
-        wait_until(
-            lambda: (
-                client._driver.connection_count == 2
-                and client._receive_queue.messages
-                and client._receive_queue.messages[-1].payload == b"c"
-            )
-        )
-        assert [m.payload for m in take(client, 3)] == [b"a", b"b", b"c"]
-        assert client.receive(0.1) is None
-        wait_until(lambda: client._driver.session.inbound.unacknowledged_count == 0)
-
-
 def test_qos_1_that_was_taken_and_not_acknowledged_holds_nothing_back_after_a_reconnect() -> None:
     """Its acknowledgement is void; the one of its second copy counts."""
     cut = threading.Event()
@@ -78,22 +58,6 @@ def test_qos_1_that_was_taken_and_not_acknowledged_holds_nothing_back_after_a_re
         assert [m.payload for m in take(client, 2)] == [b"a", b"b"]
         wait_until(lambda: client._driver.session.inbound.unacknowledged_count == 0)
         old.ack()
-
-
-def test_qos_2_that_was_taken_is_acknowledged_on_the_next_connection_and_not_handed_out_again() -> None:
-    cut = threading.Event()
-    again = [message(b"a", 1, TWO, again=True), message(b"b", 2, TWO)]
-    answers: list[Packet] = [PubRecPacket(1), PubRecPacket(2), PubCompPacket(1), PubCompPacket(2)]
-    script = resumed(*again, answers=answers)
-    with Scripted(until(cut, message(b"a", 1, TWO)), script) as server, Client(server.uri, client_id="x") as client:
-        (first,) = take(client, 1, ack=False)
-        cut.set()
-        (second,) = take(client, 1)
-        assert second.payload == b"b"
-        assert client.receive(0.1) is None
-        assert client._driver.session.inbound.unacknowledged_count == 2, "PUBREC of both waits for the first"
-        first.ack()
-        wait_until(lambda: not client._driver.session.inbound.unreleased_messages)
 
 
 def test_a_lost_session_lets_an_old_id_mean_a_new_message() -> None:
