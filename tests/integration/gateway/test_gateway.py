@@ -20,33 +20,6 @@ from towline.gateway.process import EXIT_CONFIG
 from towline_prove.devstack import Mosquitto
 
 
-def test_messages_reach_the_disk_with_all_their_properties(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(mosquitto).connect()
-    with Client(mosquitto.uri, client_id="device") as client:
-        client.publish(
-            "t/dev/temp",
-            b"\xff\x00 21.5",
-            retain=True,
-            expiry_s=3600,
-            content_type="text/plain",
-            response_topic="r/1",
-            correlation_data=b"\x01\x02",
-            user_properties=[("b", "1"), ("a", "2"), ("b", "3")],
-        ).result(60)
-        client.publish("t/plain", qos=0).result(60)
-    gateway.until(journaled=2)
-    assert gateway.stop() == 0
-    full, plain = gateway.rows()
-    assert (full["topic"], full["payload"], full["qos"], full["retain"]) == ("t/dev/temp", b"\xff\x00 21.5", 1, True)
-    assert full["content_type"] == "text/plain"
-    assert full["response_topic"] == "r/1"
-    assert full["correlation_data"] == b"\x01\x02"
-    assert 3590 <= full["message_expiry_seconds"] <= 3600
-    assert full["user_properties"] == [{"key": k, "value": v} for k, v in (("b", "1"), ("a", "2"), ("b", "3"))]
-    assert (full["gateway"], full["offset"], plain["offset"]) == ("plant-7", 0, 1)
-    assert (plain["payload"], plain["qos"], plain["user_properties"]) == (b"", 0, None)
-
-
 @pytest.mark.parametrize(("protocol", "rounds"), [("5", 5), ("3.1.1", 1), ("3.1", 1)])
 @pytest.mark.parametrize("qos", [1, 2])
 def test_kills_lose_nothing_and_qos_2_repeats_nothing(

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import gateway_settings, present, wait_until
+from tests.integration.bridge.terminal import PROMPT, Terminal, sessions
 from tests.unit.cli.test_main import ran
 from tests.unit.gateway.serving import Served, mark
 from towline.errors import ConfigError, GatewayUnreachable, JournalLocked, TowlineError
@@ -29,6 +30,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.processes import ProcessIdentity
 from towline.spark import link
 from towline.spark.link import GatewayAddress
+from towline_prove.devstack import Mosquitto
 
 #: What a gateway that is out of order does in place of it, and what is told of that.
 _FAULTS = {
@@ -162,6 +164,15 @@ def test_a_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
 
 
 # -- outside of a bridge ---------------------------------------------------------------------------------------------
+
+
+def test_the_edges_session(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """The session of docs/publishers.md, typed in a person's terminal: a gateway alone, with a broker and no Kafka."""
+    (session,) = sessions((Path(__file__).parents[3] / "docs" / "publishers.md").read_text())
+    with Terminal(tmp_path, {}) as shell:
+        shell.perform(session, 60.0, {"mqtt://broker.example:1883": mosquitto.address})
+        shell.wait_for(PROMPT, 60.0)
+        assert "received 1,000 = in Kafka 0 + waiting 1,000   adds up ✓" in shell.said
 
 
 def refusal_to_stop(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> str:

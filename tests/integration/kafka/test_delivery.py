@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pyarrow as pa
 import pytest
 
 from tests.conftest import NewTopic
 from tests.helpers import wait_until
-from tests.integration.kafka.reading import numbers, records
+from tests.integration.kafka.reading import numbers
 from tests.integration.kafka.writing import counted, delivery
 from towline.errors import KafkaError
 from towline.kafka import producers
@@ -26,25 +25,6 @@ def _no_producers_left() -> Iterator[None]:
     yield
     for key in list(producers._clients):
         producers._clients.pop(key).close()
-
-
-@pytest.mark.parametrize(
-    ("key", "murmur2"),
-    [
-        ("21", -973932308),
-        ("foobar", -790332482),
-        ("a-little-bit-long-string", -985981536),
-        ("a-little-bit-longer-string", -1486304829),
-        ("lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
-        ("abc", 479470107),
-    ],
-)
-def test_keys_go_where_java_puts_them(kafka: Kafka, topic: NewTopic, key: str, murmur2: int) -> None:
-    """Vectors of Kafka's UtilsTest.testMurmur2; the partition is toPositive(hash) % partitions."""
-    name = topic(partitions=7)
-    batch = pa.record_batch({"key": pa.array([key.encode()]), "value": pa.array([b""])})
-    delivery(kafka.bootstrap, "key", "value", guarantee="at_least_once", topic=name).deliver(FIRST, [batch])
-    assert [m.partition() for m in records(kafka.bootstrap, name)] == [(murmur2 & 0x7FFFFFFF) % 7]
 
 
 def test_reading_topic_metadata_creates_no_topic(kafka: Kafka, topic: NewTopic) -> None:

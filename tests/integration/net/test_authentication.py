@@ -8,7 +8,7 @@ import hmac
 import runpy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnAckReasonCode, ConnectPacket, DisconnectPacket, Packet
@@ -21,7 +21,6 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "mqtt_scram.py"
 SALT, ROUNDS, PASSWORD = b"0123456789abcdef", 4096, b"opensesame"
 METHOD = "SCRAM-SHA-256"
 MORE = AuthReasonCode.CONTINUE_AUTHENTICATION
-Script: TypeAlias = Callable[[Line], None]
 
 
 def scram() -> Any:

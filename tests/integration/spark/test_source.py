@@ -21,8 +21,6 @@ from tests.integration.spark.collecting import Collected
 from tests.unit.gateway.serving import Served, rows
 from towline.schema import ROW_SCHEMA
 
-ROOT = Path(__file__).parents[3]
-
 #: Seconds for what takes Spark two on a quiet machine: tests of other rooms may run beside.
 LONG = 150
 
