@@ -19,7 +19,7 @@ from tests.integration.conftest import KEEPING
 from tests.integration.gateway.test_outbox import save
 from tests.integration.net.scripted import Line, Scripted
 from towline import Client, ClientSettings, Filter, Message
-from towline.errors import BrokerError, BrokerRefused, TakenOver, TowlineError
+from towline.errors import BrokerRefused, TakenOver, TowlineError
 from towline_prove.devstack import Mosquitto
 
 ROOT = Path(__file__).parents[3]
@@ -176,17 +176,6 @@ def test_the_example_answers_requests(mosquitto: Mosquitto) -> None:
     found = [(m.topic, m.payload, m.correlation_data) for m in answers]
     wanted = [("answers/a", b"ONE", None), ("answers/elsewhere", b"TWO", b"7"), ("answers/c", b"THREE", None)]
     assert found == wanted
-
-
-def test_a_message_over_a_limit_that_3_1_1_has_no_word_for_stops_no_other(new_mosquitto: NewMosquitto) -> None:
-    """The broker ends the connection at it each time it is sent; version 5 would have named a Maximum Packet Size."""
-    broker = new_mosquitto(max_packet_size="2000")
-    with Client(broker.uri, client_id="x", settings=ClientSettings(protocol="3.1.1")) as client:
-        sent = [client.publish("t", bytes(size), qos=2) for size in (10, 5000, 20, 30)]
-        for receipt in (sent[0], *sent[2:]):
-            assert receipt.result(60).reason == 0
-        with pytest.raises(BrokerError, match=r"ends the connection at this message.*\[TL-M31\]"):
-            sent[1].result(60)
 
 
 def test_a_backlog_too_large_for_memory_is_taken_before_the_client_is_online() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from mqtt5 import ConnAckPacket, ConnAckReasonCode, ConnectPacket
 
 from tests.integration.conftest import NewGateway, publish
 from tests.integration.net.scripted import Line, Scripted
-from towline import Client, ClientSettings
 from towline_prove.devstack import Mosquitto
 
 ANOTHER, MOVED = ConnAckReasonCode.USE_ANOTHER_SERVER, ConnAckReasonCode.SERVER_MOVED
@@ -22,18 +20,6 @@ def elsewhere(reference: str | None, reason: ConnAckReasonCode = ANOTHER) -> Cal
         assert line.closed()
 
     return script
-
-
-@pytest.mark.parametrize("reason", [ANOTHER, MOVED])
-def test_a_reference_in_connack_is_followed(mosquitto: Mosquitto, reason: ConnAckReasonCode) -> None:
-    server = Scripted(elsewhere(f"no_name! 127.0.0.1:{mosquitto.port}", reason))
-    with (
-        server,
-        Client(server.uri, client_id="x", subscribe=["t"], settings=ClientSettings(follow_redirects=True)) as client,
-    ):
-        assert str(client._driver.endpoint) == mosquitto.uri
-        client.publish("t", b"1").result(60)
-        assert client.receive(5) is not None
 
 
 def test_a_gateway_shows_a_reference(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
