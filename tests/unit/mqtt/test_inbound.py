@@ -185,6 +185,17 @@ def test_another_message_is_never_taken_for_a_repeat_of_qos_1(other: bytes) -> N
     assert inbound.duplicates == 0
 
 
+def test_qos_1_is_new_after_its_puback_and_in_another_connection() -> None:
+    """[MQTT-4.3.2-5], whatever DUP says: what crosses our PUBACK is doubled."""
+    inbound = Inbound()
+    assert stored(inbound, take(inbound, publish(7, qos=1))) == puback(7)
+    assert stored(inbound, take(inbound, again(7))) == puback(7)
+    take(inbound, publish(8, qos=1))
+    inbound.drop_connection_state()
+    assert stored(inbound, take(inbound, again(8))) == puback(8)
+    assert (inbound.next_number, inbound.duplicates) == (4, 0)
+
+
 @pytest.mark.parametrize("plain", [False, True])
 def test_what_waits_long_for_its_puback_is_not_kept_in_memory(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four bytes a message are, once it is stored: a window may have 65,535 messages of any size."""
