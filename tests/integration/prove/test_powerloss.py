@@ -106,29 +106,29 @@ class Judge:
             self.wrong.append(f"line {call.start_line}, {call.name}: {len(rows)} rows, {held} held, {dict(sent)}")
 
 
-def gateway_at(broker: Mosquitto, root: Path, qos: int) -> GatewaySettings:
+def gateway_at(broker: Mosquitto, state_dir: Path, qos: int) -> GatewaySettings:
     return GatewaySettings(
-        name="gw", state_dir=root / "towline" / "gateway", brokers=(broker.uri,),  # type: ignore[arg-type]
+        name="gw", state_dir=state_dir, brokers=(broker.uri,),  # type: ignore[arg-type]
         subscriptions=(Filter("gw/#", qos=qos),),
         guarantee=Guarantee.EXACTLY_ONCE if qos == 2 else Guarantee.AT_LEAST_ONCE,
     ).model_copy(update={"journal": Limits(segment_bytes=64 << 10)})  # fmt: skip
 
 
-def publish(broker: Mosquitto, directory: Path, qos: int) -> None:
+def publish(broker: Mosquitto, claims: Path, qos: int) -> None:
     plan = LoadPlan(
-        port=broker.port, run="gw", publishers=2, devices=4, messages=MESSAGES, rate=MESSAGES * 20, size=1500,
-        topic="gw/{device}", qos=qos, seconds=30,
+        port=broker.port, run=claims.name, publishers=2, devices=4, messages=MESSAGES, rate=MESSAGES * 20, size=1500,
+        topic="gw/{device}", qos=qos, seconds=60,
     )  # fmt: skip
-    run_load(plan, directory / "claims")
+    run_load(plan, claims)
 
 
 def judged(new_mosquitto: NewMosquitto, directory: Path, qos: int, *, unsynced: bool = False) -> Judge:
     """Take in some messages under strace, and look at every moment of it."""
     broker, root, log = new_mosquitto(max_queued_messages="0"), directory / "disk", directory / "strace"
     root.mkdir()
-    with GatewayRun(gateway_at(broker, root, qos), log=directory / "gateway.log") as run:
+    with GatewayRun(gateway_at(broker, root / "towline" / "gateway", qos), log=directory / "gateway.log") as run:
         run.start(lambda command: record_command(command, log, fake_syncs=unsynced)).wait_online()
-        publish(broker, directory, qos)
+        publish(broker, directory / "claims", qos)
         assert run.wait_journaled(MESSAGES, 20)
         assert run.stop(15) == 0
     judge = Judge(root, directory)
@@ -160,11 +160,11 @@ def test_a_disk_that_fails_ends_the_gateway_and_loses_nothing(
 ) -> None:
     """[I6] [MQTT-4.8.0-2 of 3.1.1]: in the midst of its intake; the next one has all that was acknowledged, once."""
     broker, log = new_mosquitto(max_queued_messages="0"), tmp_path / "strace"
-    settings = gateway_at(broker, tmp_path, 2)
+    settings = gateway_at(broker, tmp_path / "gateway", 2)
     with GatewayRun(settings, log=tmp_path / "gateway.log") as run:
         injection = Injection(call, "8", "EIO")
         run.start(lambda command: inject_command(command, injection, log)).wait_online()
-        publish(broker, tmp_path, 2)
+        publish(broker, tmp_path / "claims", 2)
         assert run.wait(20) not in {0, None}
         assert was_injected(log)
     with GatewayRun(settings, log=tmp_path / "gateway.log") as run:

@@ -18,17 +18,14 @@ from tests.engines.powerloss import NOTHING, DiskModel, Survives, random_changes
 from tests.engines.strace import record_command
 from tests.helpers import wait_until
 from tests.integration.prove.stopping import STEPS
+from tests.integration.prove.test_powerloss import MESSAGES, gateway_at, publish
 from towline.checkpoint import Checkpoint
-from towline.gateway.settings import GatewaySettings
-from towline.guarantee import Guarantee
-from towline.journal import Journal, Limits
-from towline.mqtt.events import Filter
+from towline.journal import Journal
 from towline.schema import ROW_SCHEMA
 from towline.spark.offsets import SourceOffset
 from towline_prove import processes
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.history import read_history
-from towline_prove.load import LoadPlan, run_load
 from towline_prove.reader import read_topic
 from towline_prove.referee import RunVerdict, judge_arrivals
 from towline_prove.subject import GatewayRun
@@ -41,7 +38,6 @@ pytestmark = [
     pytest.mark.usefixtures("ptrace"),
 ]
 
-MESSAGES = 60
 #: A Spark starts in 10 s alone, and in minutes under strace on a machine that is busy.
 LONG = 300
 
@@ -56,10 +52,7 @@ class Machine:
         self._lives = itertools.count(1)
         for name in ("gateway", "spark", "control"):
             (directory / name).mkdir()
-        self.settings = GatewaySettings(
-            name="gw", state_dir=directory / "gateway" / "gw", brokers=(mosquitto.uri,),  # type: ignore[arg-type]
-            subscriptions=(Filter("gw/#", qos=2),), guarantee=Guarantee.EXACTLY_ONCE,
-        ).model_copy(update={"journal": Limits(segment_bytes=64 << 10)})  # fmt: skip
+        self.settings = gateway_at(mosquitto, directory / "gateway" / "gw", 2)
         self.gateway = GatewayRun(self.settings, log=directory / "gateway.log")
 
     @contextlib.contextmanager
@@ -117,13 +110,8 @@ class Machine:
         return MESSAGES * len(self.claims)
 
     def publish(self) -> None:
-        run = f"part-{len(self.claims)}"
-        plan = LoadPlan(
-            port=self.mosquitto.port, run=run, publishers=2, devices=4, messages=MESSAGES, size=1500,
-            topic="gw/{device}", qos=2, seconds=60,
-        )  # fmt: skip
-        self.claims.append(self.directory / run)
-        run_load(plan, self.claims[-1])
+        self.claims.append(self.directory / f"part-{len(self.claims)}")
+        publish(self.mosquitto, self.claims[-1], 2)
 
     def carried(self) -> bool:
         """Whether nothing waits any more."""
