@@ -42,62 +42,49 @@ MODULES = [
 ]
 
 
-class Place:
-    """A directory that everybody reaches, with the state of a bridge that nobody else may see."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.chmod(0o755)
-        self.file, self.state_dir = directory / "bridge.toml", directory / "state"
-        self.line_dir = self.state_dir / "telemetry"
-        (self.line_dir / "outbox").mkdir(parents=True)
-        self.file.write_text(GOOD.replace('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"'))
-
-    def close(self, directory: Path) -> None:
-        """Whoever may read everything, root, is another user than the one that looks."""
-        directory.chmod(0o700 if os.getuid() == 0 else 0)
+def place(directory: Path) -> Path:
+    """A bridge file in a directory that everybody reaches, with a line's state that lies in one of their own."""
+    directory.chmod(0o755)
+    (directory / "state" / "telemetry" / "outbox").mkdir(parents=True)
+    file = directory / "bridge.toml"
+    file.write_text(GOOD.replace('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"'))
+    return file
 
 
-#: Directory, command, exit code and text of each that may not look.
-Refusal = tuple[Path, list[str], int, str]
-
-
-@pytest.fixture(scope="module")
-def refusals() -> Iterator[list[Refusal]]:
-    """Of a bridge's directory; and of a gateway's alone, which lies in one that everybody may read."""
+@pytest.fixture
+def places() -> Iterator[tuple[Path, Path]]:
+    """Files of a bridge whose state nobody else may see, and of one whose gateway's alone lies where all may read."""
+    closed = 0o700 if os.getuid() == 0 else 0  # whoever may read everything, root, is another user than looks
     with tempfile.TemporaryDirectory(prefix="towline-test-") as one, tempfile.TemporaryDirectory() as other:
-        bridge, alone = Place(Path(one)), Place(Path(other))
-        BridgeState("plant-7", bridge.state_dir, {"telemetry": "up"}, file=bridge.file).save(has_ended=True)
-        bridge.close(bridge.state_dir)
-        alone.close(alone.line_dir)
-        alone.state_dir.chmod(0o755)
-        yield _refusals(bridge, alone)
-        for directory in (bridge.state_dir, alone.line_dir):
+        bridge, alone = place(Path(one)), place(Path(other))
+        state_dir, line_dir = bridge.parent / "state", alone.parent / "state" / "telemetry"
+        BridgeState("plant-7", state_dir, {"telemetry": "up"}, file=bridge).save(has_ended=True)
+        alone.with_name("state").chmod(0o755)
+        for directory in (state_dir, line_dir):
+            directory.chmod(closed)
+        yield bridge, alone
+        for directory in (state_dir, line_dir):
             directory.chmod(0o700)
 
 
-def _refusals(bridge: Place, alone: Place) -> list[Refusal]:
-    file, state_dir = str(bridge.file), str(bridge.state_dir)
+def test_every_command_says_what_it_may_not_see(places: tuple[Path, Path]) -> None:
+    """They said that nothing runs, nothing is received, and what to start."""
+    bridge, alone = places
+    state_dir = bridge.parent / "state"
     commands = [
-        ["status", str(alone.file)],
-        ["status", file],
-        ["status", "--json", file],
-        ["status", "--state-dir", state_dir],
-        ["reload", file],
-        ["dlq", "show", file],
-        ["refused", "show", str(bridge.line_dir)],
-        ["refused", "replay", state_dir],
+        ["status", str(alone)],
+        ["status", str(bridge)],
+        ["status", "--json", str(bridge)],
+        ["status", "--state-dir", str(state_dir)],
+        ["reload", str(bridge)],
+        ["dlq", "show", str(bridge)],
+        ["refused", "show", str(state_dir / "telemetry")],
+        ["refused", "replay", str(state_dir)],
     ]
     arguments = [sys.executable, "-c", PROGRAM, json.dumps(MODULES), json.dumps(commands)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd="/", timeout=60)
-    directories = [alone.line_dir, *[bridge.state_dir] * (len(commands) - 1)]
-    answers = ((int(code), str(text)) for code, text in json.loads(done.stdout))
-    looks = zip(directories, commands, answers, strict=True)
-    return [(directory, command, code, text) for directory, command, (code, text) in looks]
-
-
-def test_every_command_says_what_it_may_not_see(refusals: list[Refusal]) -> None:
-    """They said that nothing runs, nothing is received, and what to start."""
-    for directory, command, code, text in refusals:
+    directories = [alone.parent / "state" / "telemetry", *[state_dir] * (len(commands) - 1)]
+    for directory, command, (code, text) in zip(directories, commands, json.loads(done.stdout), strict=True):
         assert text.startswith(f"{directory}: not allowed to look: it belongs to "), command
         assert text.endswith("or as root.   [TL-B59]\n")
         assert len(text.splitlines()) == 1
