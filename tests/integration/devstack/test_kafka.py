@@ -27,11 +27,6 @@ def test_a_topic_that_exists_is_an_error(kafka: Kafka, topic: NewTopic) -> None:
         kafka.create_topics({name: 1})
 
 
-def test_a_topic_setting_that_can_not_be_is_an_error(kafka: Kafka) -> None:
-    with pytest.raises(KafkaError, match="TL-K70"):
-        kafka.create_topics({"bad-setting": 1}, {"cleanup.policy": "sometimes"})
-
-
 def test_a_setting_kafka_can_not_take_is_one_line(tmp_path: Path) -> None:
     broker = Kafka(tmp_path, settings={"num.io.threads": "none"})
     with pytest.raises(SetupError, match="TL-S12") as caught:
