@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.mapped import NOW, RECORD, frame_of, message, outcomes
+from tests.unit.bridge.test_messages import RECORD as KAFKA
 from tests.unit.bridge.test_messages import kafka_gets, line_of
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
@@ -34,10 +35,7 @@ from towline.kafka.deadletters import DeadLetter
 from towline.schema import ROW_SCHEMA
 
 MILLIS = 1_767_323_045_678
-COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-TYPES_OF_KAFKA = (pa.binary(), pa.binary(), pa.string(), pa.int32(), pa.int64(), pa.timestamp("us", "UTC"), HEADERS)
-KAFKA = pa.schema(list(zip(COLUMNS, TYPES_OF_KAFKA, strict=True)))
+COLUMNS = KAFKA.names
 FILE = """
 name = "b"
 state_dir = "s"

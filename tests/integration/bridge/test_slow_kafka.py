@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-import struct
+import subprocess
 import time
 
 import pytest
 
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from towline.spark.java import find_java
 from towline_prove.devstack import Kafka, Mosquitto
+from towline_prove.devstack.kafka import kafka_jars
 
 # `make test` has the sink in unit/kafka/test_exactly_once.py, and how large a batch is in unit/spark/test_pace.py.
 pytestmark = [pytest.mark.long, pytest.mark.spark]
@@ -26,24 +27,11 @@ COUNT = 2_000
 SIZE = 3_000
 
 
-#: Kafka's protocol: AlterClientQuotas, version 0; confluent-kafka has no call for it.
-_ALTER_CLIENT_QUOTAS = 49
-
-
-def limit_bytes(kafka: Kafka, client_id: str, bytes_per_second: float) -> None:
+def limit_bytes(kafka: Kafka, client_id: str, bytes_per_second: int) -> None:
     """Set ``producer_byte_rate`` of a client id (KIP-546); what is sent in the first ten seconds passes."""
-    entity = struct.pack(">i", 1) + _text("client-id") + _text(client_id)
-    value = struct.pack(">i", 1) + _text("producer_byte_rate") + struct.pack(">d?", bytes_per_second, False)
-    body = struct.pack(">i", 1) + entity + value + struct.pack(">?", False)
-    frame = struct.pack(">hhi", _ALTER_CLIENT_QUOTAS, 0, 1) + _text("tests") + body
-    with socket.create_connection(("127.0.0.1", kafka.port), 30) as connection:
-        connection.sendall(struct.pack(">i", len(frame)) + frame)
-        answer = connection.makefile("rb").read(4 + 4 + 4 + 4 + 2)
-    assert struct.unpack_from(">h", answer, 16) == (0,), answer
-
-
-def _text(text: str) -> bytes:
-    return struct.pack(">h", len(text)) + text.encode()
+    command = [str(find_java()), "-cp", f"{kafka_jars()}/*", "kafka.admin.ConfigCommand", "--bootstrap-server"]
+    change = ["--alter", "--entity-type", "clients", "--entity-name", client_id, "--add-config"]
+    subprocess.run([*command, kafka.bootstrap, *change, f"producer_byte_rate={bytes_per_second}"], check=True)
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
