@@ -5,8 +5,12 @@ docs/guarantees.md says which sentence of that page is which test here.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,29 +19,33 @@ from typing import Any
 
 import psutil
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
+from paho.mqtt import client as paho
 
-from tests.helpers import present, producer_in_order, wait_until
+from tests.helpers import present, produce_all, producer_in_order, wait_until
 from tests.integration.bridge.conftest import a_bridge
-from tests.integration.bridge.mixing import MIXED, check_mixed, publish_mixed, stop_in_mid_batch
 from tests.integration.bridge.running import PATIENCE, Flow, Running, in_kafka, publish
-from tests.integration.bridge.test_downlink import TWO_LINES, accounts, lines_of, put, run_through
-from tests.integration.bridge.test_downlink import judge as judge_line
 from tests.integration.conftest import KEEPING, Ear
-from tests.integration.gateway.test_outbox import in_order
+from tests.integration.devices import device
+from tests.integration.gateway.test_outbox import in_order, repeats, save
 from towline.bridge.lines.identity import Identity
+from towline.bridge.runtime.status import collect_status
 from towline.checkpoint import Checkpoint
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka, Mosquitto
-from towline_prove.devstack.process import Process
+from towline_prove.devstack.process import Process, wait_for
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.reader import read_topic
 from towline_prove.referee import judge_arrivals
 
 pytestmark = pytest.mark.spark
+
+
+#: In the command line of a bridge's Spark.
+JVM = "org.apache.spark.deploy.SparkSubmit"
 
 
 def write(bridge: Running, broker: Mosquitto, kafka: str, line: str, route: str) -> None:
@@ -70,15 +78,152 @@ def begun(bridge: Running, line: str = "line") -> int | None:
     return planned if planned and planned != done else None
 
 
-#: Beside the line at most once: the same messages at least once.
+def lines_of(bridge: Running) -> dict[str, Any]:
+    lines: dict[str, Any] = collect_status(bridge.directory / "state")["lines"]
+    return lines
+
+
+def accounts(bridge: Running) -> dict[str, Any]:
+    return {name: line["account"] for name, line in lines_of(bridge).items()}
+
+
+DEVICES = 3
+#: Beside the line at most once: the same messages at least once, and a line whose routes promise less. Its header says
+#: where a message lies in the journal, which is the order it came in.
 BESIDE = """
 [[uplink]]
 name = "least"
 guarantee = "at_least_once"
 max_trigger_delay_ms = 0
 route = [{{ from = "t/#", topic = "{least}" }}]
+[[uplink]]
+name = "mixed"
+guarantee = "exactly_once"
+max_trigger_delay_ms = 0
+[[uplink.route]]
+promise = "at_least_once"
+from = "q/{{device}}"
+topic = "{mixed}"
+key = "{{device}}"
+headers = {{ at = "{{mqtt.offset}}" }}
+[[uplink.route]]
+promise = "at_most_once"
+from = "z/{{device}}"
+topic = "{mixed}"
+key = "{{device}}"
+headers = {{ at = "{{mqtt.offset}}" }}
 """
 LINES = ("line", "least", "mixed")
+
+
+# -- devices that publish with QoS 0 and QoS 1 in turn, and what a reader of Kafka finds of routes that promise less
+
+
+def qos_of(number: int) -> int:
+    """How a message comes: each device changes its QoS with every message, and one is on the route at most once."""
+    return 0 if number % DEVICES == 2 else number // DEVICES % 2
+
+
+def publish_mixed(broker: Mosquitto, first: int, count: int) -> None:
+    """Publish numbered messages, each device's next with the other QoS, and wait until the broker has them."""
+    # Mosquitto takes 20, and ends the connection of who sends more.
+    with device(broker.port, paho.MQTTv311, "mixed", in_flight=10) as client:
+        sent = []
+        for number in range(first, first + count):
+            own = number % DEVICES
+            sent.append(client.publish(f"{'z' if own == 2 else 'q'}/d{own}", f"{number}", qos=number // DEVICES % 2))
+        for each in sent:  # those of QoS 1 are queued here, and one of QoS 0 may overtake them
+            each.wait_for_publish(PATIENCE)
+
+
+def stands_still(pid: int) -> bool:
+    """Whether SIGSTOP has come to each thread: one in a call of the system, as a rename, ends that first."""
+    try:
+        states = [file.read_text().rpartition(")")[2].split()[0] for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return set(states) <= {"T", "t"}
+
+
+def stop_in_mid_batch(
+    bridge: Running,
+    kafka: Kafka,
+    begun: Mapping[str, Callable[[], int | None]],
+    *,
+    also: Callable[[], object] = lambda: True,
+    driver: bool = False,
+) -> None:
+    """Kill Spark's JVM, with -9, when Kafka has records of batches that Spark has not committed.
+
+    Args:
+        bridge: It runs.
+        kafka: Where the topics are.
+        begun: The batch that was begun and is not committed, or None, by the topic that its line writes.
+        also: What has to be true at that moment too.
+        driver: Kill the driver with it.
+    """
+    process = wait_until(lambda: bridge.child(JVM), PATIENCE, "Spark")
+    # The very end: that of open transactions too.
+    settings = {"bootstrap.servers": kafka.bootstrap, "group.id": "ends", "isolation.level": "read_uncommitted"}
+    reader = Consumer(settings)
+    listed = reader.list_topics(timeout=20).topics
+    places = {topic: [TopicPartition(topic, part) for part in listed[topic].partitions] for topic in begun}
+    #: The batch that was seen last, and where its topic ended when it was first seen.
+    seen: dict[str, tuple[int | None, int]] = dict.fromkeys(begun, (None, 0))
+
+    def end(topic: str) -> int:
+        return sum(reader.get_watermark_offsets(place, timeout=20)[1] for place in places[topic])
+
+    def written(topic: str) -> bool:
+        batch = begun[topic]()
+        if batch is None or seen[topic][0] != batch:
+            seen[topic] = (batch, end(topic))
+            return False
+        return end(topic) > seen[topic][1] + DEVICES  # four in a row of `publish_mixed` have both classes
+
+    def struck() -> bool:
+        all_written = [written(topic) for topic in begun]
+        if not all(all_written) or not also():
+            return False
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_until(lambda: stands_still(process.pid), PATIENCE, "the stop of each thread")
+        if all(begun[topic]() == seen[topic][0] for topic in begun) and also():
+            return True
+        os.kill(process.pid, signal.SIGCONT)
+        return False
+
+    try:
+        until = time.monotonic() + PATIENCE
+        while not struck():  # a batch takes less time than `wait_until` rests between two looks
+            assert time.monotonic() < until, "waited for records in Kafka of batches that are not committed"
+    finally:
+        if driver:
+            bridge.kill("towline.bridge.runtime.driver")
+        os.kill(process.pid, signal.SIGKILL)
+        reader.close()
+
+
+def check_mixed(kafka: Kafka, topic: str, sent: int, account: Mapping[str, Any]) -> None:
+    """QoS 0 at most once, QoS 1 doubled only by the broker, each device in its order, an account that adds up."""
+    records = [(int(value), headers) for _, value, headers in in_kafka(kafka.bootstrap, topic)]
+    times = Counter(n for n, _ in records)
+    none, once = ({n for n in range(sent) if qos_of(n) == qos} for qos in (0, 1))
+    assert all(headers["mqtt.qos"] == str(qos_of(n)).encode() for n, headers in records)
+    assert [n for n in none if times[n] > 1] == [], "QoS 0, doubled"
+    assert none - times.keys(), "QoS 0 that came while no gateway was there"
+    assert [n for n in once if not times[n]] == [], "QoS 1, lost"
+    assert len({headers["at"] for _, headers in records}) == len(records), "doubled, and not by the broker"
+
+    firsts = {n: int(headers["at"]) for n, headers in reversed(records)}
+    for own in range(DEVICES):
+        places = [firsts[n] for n in dict.fromkeys(n for n, _ in records) if n % DEVICES == own]
+        assert places == sorted(places), f"the order of device {own}"
+
+    assert account["adds_up"], account
+    assert account["received"] == account["in_kafka"] == len(records)
+
+
+# -- MQTT to Kafka
 
 
 @dataclass(frozen=True)
@@ -107,8 +252,7 @@ def up(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Up:
 def carried_up(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Up:
     topics = {line: f"semantics.{line}" for line in LINES}
     kafka.create_topics(dict.fromkeys(topics.values(), 1))
-    others = BESIDE.format(**topics) + MIXED.format(topic=topics["mixed"])
-    route = f'from = "t/#"\ntopic = "{topics["line"]}"' + others
+    route = f'from = "t/#"\ntopic = "{topics["line"]}"' + BESIDE.format(**topics)
     write(bridge, broker, kafka.bootstrap, 'guarantee = "at_most_once"\nmax_trigger_delay_ms = 0', route)
     bridge.start()
     for line in LINES:
@@ -221,20 +365,30 @@ def _strikes(bridge: Running, kafka: Kafka) -> Iterator[Callable[[], object]]:
     yield restart
 
 
-#: A line at most once beside `TWO_LINES`.
-AT_MOST_ONCE = """
+#: One for each guarantee, and one that reads a topic with transactions that were aborted, and with one that is open.
+DOWN_LINES = """
 [[downlink]]
 name = "q0"
 guarantee = "at_most_once"
 from = "{topic}"
 topic = "q0/{{key}}"
 dead_letter_topic = false
-"""
-#: A line that reads a topic with transactions that were aborted, and with one that is open.
-ISOLATED = """
+[[downlink]]
+name = "q1"
+from = "{topic}"
+topic = "q1/{{key}}"
+dead_letter_topic = false
+max_messages_per_trigger = 250
+[[downlink]]
+name = "q2"
+guarantee = "exactly_once"
+from = "{topic}"
+topic = "q2/{{key}}"
+dead_letter_topic = "{dead}"
+max_messages_per_trigger = 250
 [[downlink]]
 name = "committed"
-from = "{topic}"
+from = "{isolated}"
 topic = "committed/all"
 """
 STEP = 250
@@ -247,7 +401,7 @@ class Down:
     ear: Ear
     total: int
     accounts: dict[str, Any]
-    #: What had come of the line of `ISOLATED`, and its account, while a transaction was open.
+    #: What had come of the line "committed", and its account, while a transaction was open.
     amid: tuple[list[int], Any]
 
 
@@ -267,8 +421,7 @@ def carried_down(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear) -> 
     source, dead, isolated = (f"semantics.{name}" for name in ("down", "dead", "isolated"))
     kafka.create_topics(dict.fromkeys((source, dead, isolated), 1))
     still_open = put_in_transactions(kafka, isolated)
-    lines = AT_MOST_ONCE.format(topic=source) + TWO_LINES.format(topic=source, dead=dead, most=250)
-    lines += ISOLATED.format(topic=isolated)
+    lines = DOWN_LINES.format(topic=source, dead=dead, isolated=isolated)
     # A name of the test's own: the Kafka that it shares with others has their markers.
     name = bridge.directory.parent.name
     bridge.write(broker.uri, kafka.bootstrap, lines, name=name, create_topics=True)
@@ -282,7 +435,7 @@ def carried_down(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear) -> 
     for line in ("q1", "q2", "q0"):
         kill_gateway(bridge, line)
     broker.resume()
-    total = run_through(bridge, broker, kafka, ear, source, STEP, 2 * STEP)
+    total = run_through(bridge, broker, kafka, ear, source)
     wait_until(lambda: len(heard_of(ear, "committed")) >= len(COMMITTED), PATIENCE, "what it reads")
     wait_until(lambda: accounts(bridge)["committed"]["hidden"] == BEHIND, PATIENCE, "the open transaction")
     amid = heard_of(ear, "committed"), accounts(bridge)["committed"]
@@ -300,6 +453,66 @@ def carried_down(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear) -> 
 COMMITTED, LATE = [*range(10), *range(20, 30), *range(40, 50)], [*range(50, 70)]
 #: Offsets that a reader of committed records doesn't get: those two tens.
 BEHIND = 20
+
+
+def put(kafka: Kafka, topic: str, numbers: range) -> None:
+    produce_all(kafka.bootstrap, topic, ((b"k%d" % (number % 5), b"%d" % number, []) for number in numbers))
+
+
+def judge(ear: Ear, line: str, numbers: range) -> tuple[int, int]:
+    """Lost none, each topic in order; how many repeats are ours, and how many the killed Mosquitto's."""
+    mine = [message for message in ear.messages if message.topic.startswith(f"{line}/")]
+    assert in_order(mine), f"{line}: order"
+    came = {int(message.payload) for message in mine}
+    lost = sorted(set(numbers) - came)
+    assert not lost, f"{line}: lost {len(lost)}: {lost[:20]}"
+    assert came <= set(numbers), f"{line}: invented {came - set(numbers)}"
+    return repeats(mine)
+
+
+def kill_broker(bridge: Running, broker: Mosquitto) -> None:
+    """Kill Mosquitto while nothing of ours runs but Spark, and start it again.
+
+    It acknowledges QoS 2 messages that it has not saved: killed then it loses by itself up to a window of them, which
+    no publisher can know.
+    """
+    supervisor = psutil.Process(bridge.process.pid)
+    supervisor.suspend()  # first, so that it starts no more
+    still = [supervisor, *(child for child in supervisor.children() if "towline.gateway" in child.cmdline())]
+    for process in still:
+        process.suspend()
+    try:
+        save(broker)
+        broker.kill()
+        broker.start()
+    finally:
+        for process in still:
+            process.resume()
+
+
+def run_through(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear, source: str) -> int:
+    """Feed, kill Mosquitto and then Spark in the midst of it, and wait until all is delivered; how many there were."""
+
+    def feed(step: int) -> None:
+        before = len(ear.messages)
+        put(kafka, source, range(step * STEP, (step + 1) * STEP))
+        wait_until(lambda: len(ear.messages) > before, PATIENCE, f"messages of step {step}")
+
+    feed(2)
+    kill_broker(bridge, broker)
+    feed(3)
+    bridge.kill(JVM)
+    feed(4)
+    total = 5 * STEP
+
+    def done() -> bool:
+        now = [account for name, account in accounts(bridge).items() if name in ("q0", "q1", "q2")]
+        return all(a and a["taken"] >= total and not a["waiting"] and a["adds_up"] for a in now)
+
+    wait_until(done, PATIENCE, "the accounts")
+    # Delivered is the broker's word; the ear may still be listening. Repeats of the QoS 1 line don't count here.
+    wait_for(lambda: len({(m.topic, m.payload) for m in ear.messages if m.topic[:2] in ("q1", "q2")}) >= 2 * total, 60)
+    return total
 
 
 def put_in_transactions(kafka: Kafka, topic: str) -> Producer:
@@ -347,14 +560,14 @@ def test_kafka_to_mqtt_at_most_once_loses_and_never_doubles(down: Down) -> None:
 
 def test_kafka_to_mqtt_at_least_once_doubles_and_never_loses(down: Down) -> None:
     """A message is done when the broker has answered: what was on its way at the kill is sent again."""
-    ours, _ = judge_line(down.ear, "q1", range(down.total))
+    ours, _ = judge(down.ear, "q1", range(down.total))
     assert ours > 0, "nothing was on its way"
     assert (down.accounts["q1"]["delivered"], down.accounts["q1"]["adds_up"]) == (down.total, True)
 
 
 def test_kafka_to_mqtt_exactly_once_whatever_is_killed(down: Down) -> None:
     """The batch is in the outbox with its number, and QoS 2 with its packet ids: what is sent again is recognised."""
-    ours, the_brokers = judge_line(down.ear, "q2", range(down.total))
+    ours, the_brokers = judge(down.ear, "q2", range(down.total))
     assert (ours, the_brokers <= 20) == (0, True), "a killed Mosquitto repeats its max_inflight_messages at most"
     assert (down.accounts["q2"]["delivered"], down.accounts["q2"]["adds_up"]) == (down.total, True)
 

@@ -9,9 +9,8 @@ import pytest
 
 from tests.conftest import NewTopic
 from tests.helpers import wait_until
-from tests.integration.bridge.mixing import JVM, stands_still
 from tests.integration.bridge.running import PATIENCE, Flow, Running, in_kafka, kill_all, publish
-from tests.integration.bridge.test_delivery_semantics import begun, nothing_waits, online
+from tests.integration.bridge.test_delivery_semantics import JVM, begun, nothing_waits, online, stands_still
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = pytest.mark.spark
