@@ -148,26 +148,6 @@ def test_a_fenced_replay_writes_nothing(kafka: Kafka, make: Make) -> None:
     assert values(kafka, target) == [b"m0"]
 
 
-def test_two_concurrent_replays_write_each_letter_once(
-    kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deadletters, "LETTERS_PER_TRANSACTION", 1)
-    bridge, letters, target = make(*map(letter, range(4)))
-    (other,) = dead_letter_topics(bridge)
-    limits, write_batch = [2, 0], _ReplayWriter.write
-
-    def write_and_overtake(self: _ReplayWriter, *batch: Any) -> None:
-        write_batch(self, *batch)
-        if limit := limits.pop(0) if limits else 0:
-            self.close()
-            assert replay(other, limit=limit)[0] == {target: 2}
-
-    monkeypatch.setattr(_ReplayWriter, "write", write_and_overtake)
-    assert replay(letters)[0] == {target: 2}
-    assert not limits
-    assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2", b"m3"]
-
-
 def test_marks_above_an_open_transaction_count(kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not to be seen yet when the search begins; what they name does not count to the limit."""
     bridge, letters, target = make(*map(letter, range(3)))
