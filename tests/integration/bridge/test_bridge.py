@@ -142,6 +142,7 @@ def test_messages_arrive_whatever_is_killed(
     assert set(values) == {f"m{n}".encode() for n in range(1500)}
     first_seen = list(dict.fromkeys(values))
     assert first_seen == [f"m{n}".encode() for n in range(1500)], "order, repeats aside"
+    assert "its batch is repeated after the next start" in bridge.out
     assert "10 messages on disk; the next start delivers them" in bridge.out
     assert "adds up ✓" in bridge.out
     assert "the broker keeps the session tests-line" in bridge.out
@@ -157,8 +158,10 @@ def stops_in_time(bridge: Running, broker: Mosquitto, kafka: Kafka) -> None:
         publish(broker, 1500, 10)
         wait_until(lambda: checkpoint.last_planned_batch() != checkpoint.last_committed_batch(), PATIENCE, "a batch")
         os.kill(deaf.pid, signal.SIGSTOP)
+        driver = present(bridge.child("towline.bridge.runtime.driver"))
         bridge.process.terminate()
         assert bridge.process.wait(25) == 0
+        wait_for_end([driver])
     finally:
         kafka.resume()
     assert deaf.process.has_ended()

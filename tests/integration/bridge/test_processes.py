@@ -1,10 +1,8 @@
-"""Processes of a bridge that start, end and are killed, with a driver and a terminal of the test's own."""
+"""Drivers of a bridge that start, end and are killed, with a program of the test's own."""
 
 from __future__ import annotations
 
-import io
 import json
-import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,11 +14,8 @@ from tests.helpers import wait_until
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import child_supervisors
-from towline.bridge.runtime import supervisor as supervisor_module
 from towline.bridge.runtime.child_supervisors import DriverSupervisor, KafkaSupervisor
-from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.state import BridgeState, pause, resume
-from towline.bridge.runtime.supervisor import Supervisor
 from towline.errors import ConfigError
 from towline.timing import Backoff
 
@@ -46,13 +41,12 @@ for line in sys.stdin:
     else:
         tell(kind="noted", text=line.strip())
 """
-DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); signal.pause()"
 
 
 class Supervised:
     """A driver under its supervisor, with two lines."""
 
-    def __init__(self, directory: Path, program: str) -> None:
+    def __init__(self, directory: Path) -> None:
         head, uplink, telemetry = GOOD.replace('"telemetry/{device}/#"', '"tél/温度/{device}/#"').partition(
             "[[uplink]]"
         )
@@ -64,7 +58,7 @@ class Supervised:
         self.kafka = KafkaSupervisor(self.bridge, self.state, self.stopping)
         self.driver = DriverSupervisor(self.bridge, self.state, self.kafka, self.stopping)
         self.driver._backoff = Backoff(first_s=0.0, max_s=0.0)
-        self.driver.command = (sys.executable, "-c", program)
+        self.driver.command = (sys.executable, "-c", OBEDIENT)
         self.said = list[str]()
 
     def hears(self, text: str) -> None:
@@ -84,7 +78,7 @@ class Supervised:
 @pytest.fixture
 def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
-    made = Supervised(tmp_path, OBEDIENT)
+    made = Supervised(tmp_path)
     yield made
     made.stopping.set()
     made.driver.kill()
@@ -92,27 +86,21 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supe
         made.driver.join(20)
 
 
-def test_queries_begin_when_kafka_has_answered(supervised: Supervised) -> None:
-    """A driver that is started later is told at its start; routes reach it in whatever encoding it has."""
-    supervised.driver.start()
-    supervised.hears("tél/温度/{device}/#")
-    supervised.driver._send_commands("before")
-    supervised.hears("before")
-    supervised.kafka._mark_reachable()
-    supervised.hears("go")
-    supervised.driver.kill()
-    supervised.hears("go")
-    supervised.kafka._mark_reachable()
-    supervised.driver._send_commands("after")
-    wait_until(lambda: (texts := supervised.state.take_events()) and texts == ["after"], what="a word and no second go")
-
-
 def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(supervised: Supervised) -> None:
-    """The driver is killed before it has stopped the query: the next one is told before it starts any."""
+    """The driver is killed before it has stopped the query: the next one is told before it starts any.
+
+    Queries begin when Kafka has answered; routes reach a driver in whatever encoding it has.
+    """
     driver, bridge, view = supervised.driver, supervised.bridge, supervised.state.lines["telemetry"]
     driver.stop_line("second", "its SQL was wrong")
     driver.start()
+    supervised.hears("tél/温度/{device}/#")
+    driver._send_commands("before")
+    supervised.hears("before")
+    supervised.kafka._mark_reachable()
+    supervised.hears("go")
     driver.hold_queries(["telemetry"])
+    supervised.hears("go")
     assert (bridge.state_dir / "killed").exists()
     assert view.query == "held for a reload"
     changed = changed_topics(bridge)
@@ -126,6 +114,7 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(supervised: Su
 
     place = bridge.state_dir / "telemetry"
     supervised.state.spark = "running"
+    supervised.kafka._mark_reachable()
     pause(place)
     driver.apply_pauses()
     supervised.query("paused")
@@ -139,7 +128,9 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(supervised: Su
     resume(place)
     driver.apply_pauses()
     supervised.query("running")
-    said = [text for text in supervised.state.take_events() if text.startswith('line "telemetry": ')]
+    events = supervised.state.take_events()
+    assert events.count("go") == 1, "of the next driver"
+    said = [text for text in events if text.startswith('line "telemetry": ')]
     assert said == [f'line "telemetry": {one}' for one in ("paused; new messages wait until towline resume", "resumed")]
 
 
@@ -166,20 +157,3 @@ def test_a_driver_that_ends_before_its_first_word_is_told_by_its_last_line(super
     supervised.driver.start()
     said = wait_until(supervised.state.take_events, what="the end of the driver")
     assert said[0].startswith("spark: its driver ended with code 1: ModuleNotFoundError: No module named")
-
-
-def test_a_bridge_ends_though_its_driver_does_not(supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "DRIVER_STOP_S", 0.5)
-    screen = io.StringIO()
-    supervisor = Supervisor(supervised.bridge, PlainScreen(screen))
-    supervisor._state, supervisor._gateways = supervised.state, {}
-    driver = supervisor._driver = supervised.driver
-    driver._stopping = supervisor._spark_stopping
-    driver.command = (sys.executable, "-c", DEAF)
-    driver.start()
-    wait_until(supervised.state.take_events, what="its first word, which is no report")
-    supervised.state.lines["telemetry"].query = "running"
-    supervisor._shut_down()
-    assert driver._process is not None
-    assert driver._process.wait(20) == -signal.SIGKILL
-    assert "its batch is repeated after the next start" in screen.getvalue()
