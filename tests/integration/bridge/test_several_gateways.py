@@ -8,42 +8,34 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka
-from tests.integration.conftest import Gateway, NewGateway, publish
+from tests.integration.conftest import NewGateway, publish
 from towline.bridge.runtime.status import EXIT_UNKNOWN, exit_code, render
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture
-def gateways(broker: Mosquitto, new_gateway: NewGateway) -> list[Gateway]:
-    return [
-        new_gateway(broker, name, qos=2, subscriptions=[{"pattern": f"{device}/#", "qos": 2}]).connect()
-        for name, device in (("g1", "a"), ("g2", "b"))
-    ]
-
-
-def file_of(kafka: Kafka, topic: str, gateways: list[Gateway]) -> str:
-    return f"""
+LINE = """
 name = "several"
 state_dir = "state"
-kafka = {{ bootstrap_servers = "{kafka.bootstrap}" }}
+kafka = {{ bootstrap_servers = "{kafka}" }}
 spark = {{ master = "local[2]" }}
 [[uplink]]
 name = "line"
 guarantee = "exactly_once"
-gateways = {[str(one.settings.state_dir) for one in gateways]}
-[[uplink.route]]
-from = "{{kind}}/{{device}}"
-topic = "{topic}"
-key = "{{kind}}{{device}}"
+gateways = {gateways}
+route = [{{ from = "{{kind}}/{{device}}", topic = "of-two", key = "{{kind}}{{device}}" }}]
 """
 
 
-def test_a_line_over_two_gateways(broker: Mosquitto, kafka: Kafka, gateways: list[Gateway], bridge: Running) -> None:
-    _, g2 = gateways
+def test_a_line_over_two_gateways(broker: Mosquitto, kafka: Kafka, new_gateway: NewGateway, bridge: Running) -> None:
+    gateways = [
+        new_gateway(broker, name, qos=2, subscriptions=[{"pattern": f"{device}/#", "qos": 2}]).connect()
+        for name, device in (("g1", "a"), ("g2", "b"))
+    ]
     kafka.create_topics({"of-two": 1})
-    bridge.file.write_text(file_of(kafka, "of-two", gateways))
+    places = [str(one.settings.state_dir) for one in gateways]
+    bridge.file.write_text(LINE.format(kafka=kafka.bootstrap, gateways=places))
     for topic in ("a/1", "b/1"):
         publish(broker, range(200), topic, qos=2)
     bridge.start()
@@ -53,7 +45,7 @@ def test_a_line_over_two_gateways(broker: Mosquitto, kafka: Kafka, gateways: lis
         return account["received"] == count and account["waiting"] == 0 and account.get("in_kafka") == count
 
     wait_until(lambda: carried(400), PATIENCE, "the first messages")
-    g2.stop(signal.SIGKILL)
+    gateways[1].stop(signal.SIGKILL)
     publish(broker, range(200, 300), "a/1", qos=2)
     publish(broker, range(200, 300), "b/1", qos=2)
     wait_until(lambda: bridge.account().get("away") and carried(500), PATIENCE, "the others' messages")
@@ -66,7 +58,7 @@ def test_a_line_over_two_gateways(broker: Mosquitto, kafka: Kafka, gateways: lis
     assert "adds up ✓" in text
     bridge.said("gateway g2 unavailable since")
 
-    g2.start()
+    gateways[1].start()
     wait_until(lambda: carried(600), PATIENCE, "all messages")
     status = bridge.status()
     assert exit_code(status) == 0
