@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,3 +170,16 @@ def test_where_nobody_may_mount_one_line_says_so(tmp_path: Path, monkeypatch: py
             spark.enclose_command(["true"], tmp_path, ())
     finally:
         spark._unshare.cache_clear()
+
+
+@pytest.mark.spark
+def test_spark_starts_from_its_archive(tmp_path: Path) -> None:
+    """That `make setup` makes, with the environment that `tests.conftest` has; Java ignores one that does not fit."""
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    if "SharedArchiveFile" not in options:
+        lacking("there is no archive of Spark's classes: make setup")
+    options += f" -Xlog:class+load:file={tmp_path / 'loaded'}"
+    command = [f"{os.environ['SPARK_HOME']}/bin/spark-submit", "--version"]
+    environment = {**os.environ, "SPARK_SUBMIT_OPTS": options}
+    subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120)
+    assert (tmp_path / "loaded").read_text().count("source: shared objects file (top)") > 500
