@@ -53,14 +53,14 @@ class Downlink:
 
     def __init__(self, spark: SparkSession, broker: Mosquitto, kafka: Kafka, directory: Path) -> None:
         self.host, self.ear = Host(spark), Ear(broker)
-        self._broker, self._kafka, self._directory = broker, kafka, directory
+        self._broker, self.kafka, self._directory = broker, kafka, directory
         self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
 
     def run(self, *settings: str) -> None:
         """Start the line with these settings."""
         text = (
             f'name = "{self._directory.name}"\nstate_dir = "state"\nmqtt = {{ brokers = "{self._broker.uri}" }}\n'
-            f'kafka = {{ bootstrap_servers = "{self._kafka.bootstrap}" }}\n[[downlink]]\nname = "line"\n'
+            f'kafka = {{ bootstrap_servers = "{self.kafka.bootstrap}" }}\n[[downlink]]\nname = "line"\n'
             'topic = "down/{key}"\n' + "\n".join(settings)
         )
         bridge = parse(text, self._directory / "bridge.toml", {})
@@ -75,15 +75,12 @@ class Downlink:
         self.runner.stop(time.monotonic() + 30)
 
     def put(self, topic: str, numbers: range) -> None:
-        produce_all(self._kafka.bootstrap, topic, ((b"k", b"%d" % number, []) for number in numbers))
+        produce_all(self.kafka.bootstrap, topic, ((b"k", b"%d" % number, []) for number in numbers))
 
     def cut(self, topic: str, offset: int) -> None:
         """What retention does."""
         (future,) = self._admin.delete_records([TopicPartition(topic, 0, offset)]).values()
         future.result(30)
-
-    def delete(self, topic: str, *, again: bool = False) -> None:
-        make_anew(self._kafka, topic) if again else delete(self._kafka, topic)
 
     def until(self, condition: Callable[[], bool]) -> None:
         def stepped() -> bool:
@@ -138,7 +135,7 @@ def test_deleted_records_and_a_recreated_topic(downlink: Downlink, topic: NewTop
     downlink.until(lambda: downlink.committed_offsets() == {"0": 12})  # and then by the file's
     downlink.stop()
 
-    downlink.delete(name, again=True)
+    make_anew(downlink.kafka, name)
     downlink.put(name, range(100, 120))
     downlink.run(source, 'on_data_loss = "go_on"')
     error = downlink.stops()
@@ -151,7 +148,7 @@ def test_deleted_records_and_a_recreated_topic(downlink: Downlink, topic: NewTop
     reset_line(downlink.line)
     downlink.run(source)
     downlink.hears([0, 1, 2, 8, 9, *range(100, 120)])
-    downlink.delete(name, again=True)  # while it runs
+    make_anew(downlink.kafka, name)  # while it runs
     downlink.put(name, range(200, 230))
     assert "its id was" in downlink.stops()
     assert downlink.ear.numbers() == [0, 1, 2, 8, 9, *range(100, 120)]
@@ -164,14 +161,14 @@ def test_a_deleted_topic_of_a_pattern_stops_no_line(downlink: Downlink, topic: N
     downlink.put(two, range(2))
     downlink.run(source)
     downlink.hears([0, 1])
-    downlink.delete(two)
+    delete(downlink.kafka, two)
     downlink.put(one, range(2, 4))
     downlink.hears([0, 1, 2, 3])
     remarks = [text for report in downlink.host.reports for text in report.get("remarks", ())]
     lost = "was deleted from Kafka; all of its known records were delivered"
     assert remarks == [f'topic "{two}", read up to offset 2, {lost}']
     downlink.stop()
-    downlink.delete(three)
+    delete(downlink.kafka, three)
     downlink.run(source)
     downlink.put(one, range(4, 5))
     downlink.hears([0, 1, 2, 3, 4])

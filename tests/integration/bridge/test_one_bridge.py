@@ -71,20 +71,13 @@ print(json.dumps(got))
 """
 
 
-def sockets_of(family: list[psutil.Process]) -> set[str]:
+def connections(family: list[psutil.Process], kind: str) -> list[Any]:
     """Of those that still run: Spark ends Python workers that are idle."""
-    named: set[Any] = set()
+    found: list[Any] = []
     for one in family:
         with contextlib.suppress(psutil.NoSuchProcess):
-            named |= {connection.laddr for connection in one.net_connections("unix")}
-    return {path for path in named if isinstance(path, str) and path.startswith("/") and Path(path).exists()}
-
-
-def addresses(process: psutil.Process) -> list[Any]:
-    """Where it listens; nowhere if it has ended, as Spark's Python workers do when they are idle."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    return []
+            found += one.net_connections(kind)
+    return found
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
@@ -94,8 +87,9 @@ def test_another_user_reads_and_reaches_nothing(running: Running, mosquitto: Mos
     wait_until(lambda: (a := running.account())["received"] == 100 and not a["waiting"], PATIENCE, "a batch")
 
     family = [*psutil.Process(running.process.pid).children(recursive=True)]
-    listening = [address for one in family for address in addresses(one)]
-    assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+    listening = [one.laddr.ip for one in connections(family, "inet") if one.status == psutil.CONN_LISTEN]
+    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+    named = {one.laddr for one in connections(family, "unix") if isinstance(one.laddr, str)}
 
     sparks = running.directory / running.state / SCRATCH_DIR
     logs = running.directory / running.state / "logs"
@@ -103,7 +97,7 @@ def test_another_user_reads_and_reaches_nothing(running: Running, mosquitto: Mos
     names = {path.name.partition("-")[0] for path in sparks.glob("*/*/")}
     assert {"blockmgr", "spark"} <= names, "what Spark leaves when it is killed lies in the state directory"
     given = {
-        "sockets": sorted(sockets_of(family)),
+        "sockets": sorted(path for path in named if path.startswith("/") and Path(path).exists()),
         "directories": sorted(map(str, mine)),
         "monitor": f"http://{load(running.file).monitor.listen}",
     }
