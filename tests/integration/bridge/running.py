@@ -25,7 +25,7 @@ from tests.integration.kafka.reading import PATIENCE, records
 from towline.bridge.runtime.status import collect_status
 from towline_prove.devstack import Mosquitto
 
-__all__ = ["PATIENCE", "Flow", "Running", "in_kafka", "kill_all", "publish"]
+__all__ = ["PATIENCE", "Flow", "Running", "below", "in_kafka", "kill_all", "publish"]
 
 
 @dataclass
@@ -113,11 +113,7 @@ class Running:
         return (self.line(line)["gateway"] or {}).get("state") == "online"
 
     def child(self, part: str) -> psutil.Process | None:
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if part in " ".join(process.cmdline()):
-                    return process
-        return None
+        return next(iter(below(self.process.pid, part)), None)
 
     def kill(self, part: str) -> None:
         process = wait_until(lambda: self.child(part), PATIENCE, part)
@@ -136,6 +132,16 @@ def publish(
 def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]]:
     """Key, value and headers of every committed record."""
     return [(one.key(), one.value(), dict(one.headers() or [])) for one in records(bootstrap, topic)]
+
+
+def below(pid: int, part: str) -> list[psutil.Process]:
+    """The processes below one that have a text in their command line."""
+    found = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                found += [process] if part in " ".join(process.cmdline()) else []
+    return found
 
 
 def kill_all(process: subprocess.Popen[bytes]) -> None:

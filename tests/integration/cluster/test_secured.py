@@ -12,15 +12,14 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers import wait_until
-from tests.integration.bridge.running import Running
-from tests.integration.cluster.hurting import ENVIRONMENTS, executors_of, kill, shown_by
-from tests.integration.cluster.page import KEYS, PATIENCE
+from tests.integration.bridge.running import PATIENCE, Running
+from tests.integration.cluster.test_cluster import ENVIRONMENTS, executors_of, kill, shown_by
 from tests.integration.kafka.reading import numbers
 from tests.integration.spark.searching import contents, rest_of
+from towline import Client, ClientSettings
+from towline.net.endpoint import Tls
 from towline.spark.executors import REQUIRED_VERSIONS
 from towline_prove.devstack.process import free_port
 from towline_prove.devstack.secured import USER, SecuredKafka, SecuredMosquitto
@@ -31,37 +30,6 @@ pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mar
 ROOT = Path(__file__).parents[3]
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 FORM = StackForm(secure=True, spark_workers=2, bare=True, shared=True)
-BRIDGE = (
-    """
-name = "plant"
-state_dir = "{state}"
-[mqtt]
-brokers = ["{mqtt}"]
-username = "{user}"
-password_file = "{mqtt_password}"
-tls = {{ ca_file = "{mqtt_ca}", cert_file = "{mqtt_cert}", key_file = "{mqtt_key}" }}
-[kafka]
-bootstrap_servers = "{kafka}"
-password_file = "{kafka_password}"
-settings = {{ {kafka_settings} }}
-create_topics = {{ partitions = 1 }}
-[spark]
-master = "{master}"
-secret_file = "{secret}"
-ui = true
-conf = {{ "spark.executor.memory" = "512m", "spark.ui.port" = {ui}, {conf} }}
-[gateway]
-listen = "{listen}"
-"""
-    + KEYS
-    + """[[uplink]]
-name = "line"
-guarantee = "exactly_once"
-parallelism = 2
-dedupe = {{ key = "CAST(payload AS STRING)" }}
-route = [{{ from = "up/{{device}}", topic = "readings", key = "{{device}}" }}]
-"""
-)
 DEVICES = 4
 
 
@@ -93,7 +61,7 @@ class Secured:
         return [file.read_text().strip() for file in self.own_files]
 
     def write(self, state: Path, kafka_password: Path, shipped: Path | None = None) -> None:
-        made, variables = self.mosquitto.certificates, self.stack.variables()
+        made = self.mosquitto.certificates
         (self.place / "events").mkdir(exist_ok=True)
         events = {"enabled": "true", "compress": "false", "dir": (self.place / "events").as_uri()}
         conf = {f"spark.eventLog.{name}": value for name, value in events.items()} | {"spark.pyspark.python": PYTHON}
@@ -103,24 +71,38 @@ class Secured:
                 "spark.archives": f"{shipped}/site-packages.tar.gz#site-packages",
                 "spark.executorEnv.PYTHONPATH": "site-packages",
             }
-        text = BRIDGE.format(
-            state=state,
-            mqtt=self.mosquitto.uri,
-            user=USER,
-            mqtt_password=self.mosquitto.password_file,
-            mqtt_ca=made.authority,
-            mqtt_cert=made.client,
-            mqtt_key=made.client_key,
-            kafka=self.kafka.bootstrap,
-            kafka_password=kafka_password,
-            kafka_settings=_table(self.kafka.settings_of()),
-            master=self.cluster.master.address,
-            secret=self.cluster.secret_file,
-            ui=self._port,
-            conf=_table(conf),
-            listen=variables["STACK_GATEWAY_1"],
-            tls=self.stack.directory / "gateway",
-        )
+        gateway, kafka = self.stack.directory / "gateway", self.kafka
+        text = f"""
+name = "plant"
+state_dir = "{state}"
+[mqtt]
+brokers = ["{self.mosquitto.uri}"]
+username = "{USER}"
+password_file = "{self.mosquitto.password_file}"
+tls = {{ ca_file = "{made.authority}", cert_file = "{made.client}", key_file = "{made.client_key}" }}
+[kafka]
+bootstrap_servers = "{kafka.bootstrap}"
+password_file = "{kafka_password}"
+settings = {{ {_table(kafka.settings_of())} }}
+create_topics = {{ partitions = 1 }}
+[spark]
+master = "{self.cluster.master.address}"
+secret_file = "{self.cluster.secret_file}"
+ui = true
+conf = {{ "spark.executor.memory" = "512m", "spark.ui.port" = {self._port}, {_table(conf)} }}
+[gateway]
+listen = "{self.stack.variables()["STACK_GATEWAY_1"]}"
+cert_file = "{gateway}/server.pem"
+key_file = "{gateway}/server.key"
+ca_file = "{gateway}/authority.pem"
+token_file = "{gateway}/token"
+[[uplink]]
+name = "line"
+guarantee = "exactly_once"
+parallelism = 2
+dedupe = {{ key = "CAST(payload AS STRING)" }}
+route = [{{ from = "up/{{device}}", topic = "readings", key = "{{device}}" }}]
+"""
         self.bridge.file.write_text(text)
 
     def ends(self) -> str:
@@ -134,17 +116,12 @@ class Secured:
 
     def publish(self, first: int, count: int) -> None:
         made = self.mosquitto.certificates
-        device = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
-        device.tls_set(str(made.authority), str(made.client), str(made.client_key))
-        device.username_pw_set(USER, self.mosquitto.password_file.read_text())
-        device.max_inflight_messages_set(10)  # Mosquitto takes 20
-        device.connect("127.0.0.1", self.mosquitto.port)
-        device.loop_start()
-        sent = [device.publish(f"up/d{n % DEVICES}", b"%d" % n, qos=2) for n in range(first, first + count)]
-        for each in sent:
-            each.wait_for_publish(PATIENCE)
-        device.disconnect()
-        device.loop_stop()
+        tls = Tls(ca_file=made.authority, cert_file=made.client, key_file=made.client_key)
+        settings = ClientSettings(username=USER, password=self.mosquitto.password_file.read_text(), tls=tls)
+        with Client(self.mosquitto.uri, client_id="device", settings=settings) as device:
+            sent = [device.publish(f"up/d{n % DEVICES}", b"%d" % n, qos=2) for n in range(first, first + count)]
+            for each in sent:
+                each.result(PATIENCE)
 
     def arrived(self, received: int) -> None:
         """Wait until so many were received, and nothing waits."""
