@@ -21,6 +21,7 @@ from tests.integration.spark.collecting import configured, forget_last_commit
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
+from towline.kafka.producers import TransactionalProducer
 from towline_prove.devstack import Kafka
 
 
@@ -29,8 +30,11 @@ def query_id(checkpoint: Path) -> str:
 
 
 def markers(kafka: Kafka, checkpoint: Path, partitions: int = 1) -> list[Marker | None]:
-    settings = SinkSettings.parse({"kafka.bootstrap.servers": kafka.bootstrap})
-    store = MarkerStore(settings, query_id(checkpoint))
+    """Markers of an ended query, read as the sink does: Kafka answers a commit before its transaction has ended."""
+    settings, sink_id = SinkSettings.parse({"kafka.bootstrap.servers": kafka.bootstrap}), query_id(checkpoint)
+    for partition in range(partitions):
+        TransactionalProducer(settings, settings.transactional_id(sink_id, partition)).close()
+    store = MarkerStore(settings, sink_id)
     return [store.read_marker(partition) for partition in range(partitions)]
 
 
