@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.errors import GatewayError
+from towline.errors import ConfigError, GatewayError
 from towline.gateway.identity import JournalPosition
-from towline.spark.offsets import SourceOffset
+from towline.spark.offsets import SourceOffset, check_distinct
 from towline.spark.reader import ranges_between
 
 PLACE = SourceOffset((JournalPosition("plant", "3a330b3ed8c4", 1005, "0badf00d"),), 2)
@@ -74,6 +74,19 @@ def test_an_offset_of_another_source_is_one_line(offset: Any) -> None:
 
 def place(name: str, offset: int) -> JournalPosition:
     return JournalPosition(name, f"journal of {name}", offset)
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        (JournalPosition("a", "another", 5), 'have the same name "a"'),
+        (JournalPosition("b", "journal of a", 5), "serve one journal, journal of a"),
+    ],
+)
+def test_a_gateway_is_listed_once_by_name_and_journal(second: JournalPosition, problem: str) -> None:
+    check_distinct([place("a", 5), place("c", 5)])
+    with pytest.raises(ConfigError, match=rf"two gateways {problem}.*TL-G50"):
+        check_distinct([place("a", 5), place("c", 5), second])
 
 
 def test_who_comes_or_goes_has_no_rows_in_that_batch() -> None:
