@@ -12,6 +12,7 @@ from tests.helpers import wait_until
 from tests.integration.conftest import NewGateway, publish
 from tests.unit.gateway.remote import Pki
 from towline.gateway.client import GatewayClient
+from towline.gateway.process import EXIT_CONFIG
 from towline_prove.devstack import Mosquitto
 
 CALLS = 10_000
@@ -49,3 +50,11 @@ def test_ten_thousand_calls_with_a_wrong_token_do_not_stop_intake(
         assert sum(one.result(120) for one in strangers) == CALLS
     wait_until(lambda: gateway.status()["listen"]["refused"] == CALLS, what="the count")
     assert sorted(gateway.seen()) == list(range(3000))
+
+
+def test_a_gateway_that_cannot_listen_says_why_and_does_not_start(
+    broker: Mosquitto, new_gateway: NewGateway, tmp_path: Path
+) -> None:
+    pki = Pki.made(tmp_path / "pki")
+    wrong = new_gateway(broker, "wrong", listen=pki.settings(key_file=pki.directory / "client.key"))
+    assert "no matching PEM in cert_file and key_file" in wrong.fail(EXIT_CONFIG)

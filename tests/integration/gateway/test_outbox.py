@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections import Counter
@@ -177,6 +178,34 @@ def test_a_refused_message_is_set_aside_and_stops_nothing(guarded: Mosquitto, ne
     assert client.wait_delivered(client.send("q/0", 0, rows_from_messages(messages[5:7])).end, timeout_s=60)
     account = outbox(older)
     assert (account["delivered"], account["refused"]) == (2, 0), "3.1.1 has no word for it: docs/guarantees.md"
+
+
+def test_an_older_copy_of_the_outbox_sends_nothing(
+    broker: Mosquitto, new_gateway: NewGateway, ear: Ear, tmp_path: Path
+) -> None:
+    """A state directory is restored under a newer checkpoint: it lacks a batch, and would send another one again."""
+    (checkpoint := tmp_path / "ck").mkdir()
+    gateway = new_gateway(broker, subscriptions=[], outbox={"checkpoint": str(checkpoint)})
+    client = gateway.start()
+    broker.stop()
+    client.send("q/0", 0, rows(range(5), 2))
+    gateway.stop(signal.SIGKILL)
+    place, copy = gateway.settings.outbox_dir, tmp_path / "copy"
+    shutil.copytree(place, copy)
+    broker.start()
+    client = gateway.start()
+    stored = client.send("q/0", 1, rows(range(5, 10), 2))
+    assert stored.outbox is not None
+    stored.outbox.write_outbox_note(str(checkpoint))
+    end = stored.outbox
+    assert client.extent(end.offset, outbox=True) == (end.journal, 0, 10, end.incarnation)
+    ear.until(10)
+    drained(gateway)
+    gateway.stop()
+    shutil.rmtree(place)
+    copy.rename(place)
+    assert "TL-G35" in gateway.fail()
+    assert len(ear.messages) == 10
 
 
 def refused(gateway: Gateway) -> list[tuple[int, int]]:

@@ -55,6 +55,14 @@ def test_what_java_does_not_have_is_refused(client: dict[str, str], said: str) -
     assert caught.value.code in ("TL-C77", "TL-C46")
 
 
+def test_check_refuses_a_token_provider_with_a_downlink(tmp_path: Path) -> None:
+    bearer = ' "security.protocol" = "SASL_SSL" }, token_provider = "module:function" }'
+    with pytest.raises(ConfigErrors) as caught:
+        read(GOOD.replace('"k1:9092" }', '"k1:9092", settings = {' + bearer), tmp_path)
+    (line,) = str(caught.value).splitlines()
+    assert re.search(r"bridge.toml:4  \[kafka\]: Spark's Kafka source, .* not OAUTHBEARER.*\[TL-C77\]", line)
+
+
 def test_a_directory_or_a_file_names_its_jars_once(tmp_path: Path) -> None:
     jars = [tmp_path / "jars" / name for name in ("kafka-clients-3.9.2.jar", "spark-sql-kafka-0-10_2.13-9.9.9.jar")]
     (tmp_path / "jars" / "nested.jar").mkdir(parents=True)

@@ -95,6 +95,25 @@ def test_a_range_that_is_not_there_is_named_with_the_ways_out(tmp_path: Path) ->
             client.stored_batch("q/0", 0)
 
 
+def test_wait_keeps_the_limits(server: Served, client: GatewayClient) -> None:
+    for _ in range(100):
+        server.add(10)
+
+    def window(**limits: Any) -> tuple[int, int]:
+        found = client.wait(Lease("default"), 0, journal=server.journal.journal_id, timeout_s=0, **limits)
+        assert (found.journal_end, found.incarnation) == (1000, server.journal.incarnation)
+        return found.end, found.size
+
+    assert window() == (1000, 0)
+    assert window(max_rows=7) == (7, 0)
+    end, size = window(max_bytes=10_000)
+    assert 0 < end < 1000
+    assert 0 < size <= 10_000
+    assert window(max_bytes=1)[0] >= 1
+    found = client.wait(Lease("default"), 0, journal=server.journal.journal_id, timeout_s=60, max_rows=0)
+    assert (found.end, found.journal_end) == (0, 1000), "no rows were asked for, so nothing is waited for"
+
+
 def test_wait_moves_the_watermark_forward_only_and_tells_what_all_have_come_to(
     server: Served, client: GatewayClient
 ) -> None:
