@@ -173,9 +173,10 @@ class LineAccount:
         return f"{first_text} = {' + '.join(texts)}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the account as JSON values."""
+        """Return the account as JSON values; ``parts`` are label, messages and remark of each, as in `sum_text`."""
         return {
             **self.counts,
+            "parts": [list(part) for part in self.parts.values()],
             "adds_up": self.adds_up,
             "disagreements": list(self.disagreements),
             **({"away": list(self.away)} if self.away else {}),

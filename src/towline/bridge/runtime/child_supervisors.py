@@ -639,7 +639,8 @@ class DriverSupervisor(ChildSupervisor):
     def _on_progress(self, report: dict[str, Any]) -> None:
         view = self._state.lines[report["line"]]
         view.batch_at = float(report["at"])
-        view.batches.observe(report["millis"].get("triggerExecution", 0) / 1000)
+        view.batch_s = report["millis"].get("triggerExecution", 0) / 1000
+        view.batches.observe(view.batch_s)
         if view.query_error is not None:
             self._state.add_event(f'line "{view.name}": runs again')
         view.query_error = None

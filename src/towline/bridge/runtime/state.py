@@ -108,6 +108,8 @@ class LineView:
     #: Durations of the committed batches of this run; and time of the last one, in seconds since 1970.
     batches: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
     batch_at: float | None = None
+    #: Duration of the last committed batch of this run, in seconds.
+    batch_s: float | None = None
 
     @classmethod
     def from_saved(cls, directory: Path, saved: Mapping[str, Any]) -> LineView:
@@ -155,9 +157,13 @@ class LineView:
     def as_json(self) -> dict[str, Any]:
         """Return the JSON values of the line in ``bridge.json``."""
         rate_in, rate_out = (None, None) if self.is_silent else (round(rate, 1) for rate in self.rates())
+        account = self.account
         return {
             **{name: getattr(self, name) for name in _SAVED_LINE_FIELDS},
             "gateway": dict(self.status),
+            "account": account and account.as_json(),
+            "sentence": account and account.sentence(),
+            "batch_s": self.batch_s,
             "rate_in": rate_in,
             "rate_out": rate_out,
             "lag_s": None if self.is_silent else round(self.lag_s(), 1),
