@@ -20,6 +20,9 @@ _HIDDEN_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"}
 #: Columns of text that are still read with ease.
 _MAX_WIDTH: Final = 100
 
+#: ASCII for terminals that can't show more.
+_ASCII_REPLACEMENTS: Final = str.maketrans("→▸✓✗…·≥━▁▂▃▄▅▆▇█░", ">>+x.->=_.:=+*%#-")
+
 
 def printable(text: str, limit: int | None = None) -> str:
     r"""Return `text` in one line, with every invisible character escaped: ``\x1b``, ``\u202e``.
@@ -48,6 +51,11 @@ def duration_text(seconds: float) -> str:
     return "years"
 
 
+def lag_text(seconds: float | None) -> str:
+    """Return a lag in seconds as text, with tenths below 100 s; None is unknown."""
+    return "unknown" if seconds is None else f"{seconds:,.{1 if seconds < 100 else 0}f} s"
+
+
 def error_text(error: BaseException, limit: int | None = None) -> str:
     """Return an exception's type and first line, of at most `limit` characters."""
     first_line = printable(next(iter(str(error).splitlines()), ""), limit).rstrip(". ")
@@ -57,6 +65,15 @@ def error_text(error: BaseException, limit: int | None = None) -> str:
 def printable_lines(text: str) -> str:
     """Escape each line with `printable`; for text with our own line feeds."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """Return `text`, or ASCII of the same length if `encoding` lacks one of its characters; None is ASCII."""
+    try:
+        text.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(_ASCII_REPLACEMENTS).encode("ascii", "replace").decode("ascii")
+    return text
 
 
 def wrap_line(line: str, width: int) -> list[str]:

@@ -92,6 +92,7 @@ def hostile_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         topic=HOSTILE,
         is_missing=True,
         unknown_sources=Counter([HOSTILE]),
+        is_former=False,
         unreadable_records=0,
         waiting_letters=lambda *_: [deadletters.StoredLetter(0, 7, 0, letter)],
         line_of=lambda _: SimpleNamespace(name=HOSTILE),

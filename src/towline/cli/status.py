@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from towline.cli.screen import BridgeFile, is_terminal, json_text, load_bridge, terminal_text
-
-#: Seconds between two outputs with --watch.
-WATCH_S = 1.0
 
 
 def status(
@@ -30,16 +28,20 @@ def status(
 
     Example:  towline status bridge.toml --watch
     """
-    from towline.bridge.runtime.status import collect_bridge_status, collect_status, exit_code, render  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.screen import LiveScreen  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.status import collect_bridge_status, collect_status, exit_code, render  # noqa: PLC0415
 
-    redraw = watch and is_terminal()
-    while True:
-        values = collect_status(state_dir) if state_dir else collect_bridge_status(load_bridge(file))
-        text = json_text(values, indent=None if redraw else 2) if as_json else terminal_text(render(values))
-        sys.stdout.write(("\x1b[H\x1b[2J" if redraw else "") + text)
-        sys.stdout.flush()
-        if not watch:
-            break
-        time.sleep(WATCH_S)
+    screen = LiveScreen(whole=True) if watch and not as_json and is_terminal() else None
+    with screen.live if screen else nullcontext():
+        while True:
+            values = collect_status(state_dir) if state_dir else collect_bridge_status(load_bridge(file))
+            if screen:
+                screen.draw(values)
+            else:
+                sys.stdout.write(json_text(values, indent=2) if as_json else terminal_text(render(values)))
+                sys.stdout.flush()
+            if not watch:
+                break
+            time.sleep(1 - time.monotonic() % 1)  # at each full second of the sparkline
     if code := exit_code(values):
         raise typer.Exit(code)

@@ -10,40 +10,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TextIO, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
-from towline.bridge.runtime.state import PAUSED, BridgeState, LineView
+from towline.bridge.runtime.live import LiveView, bridge_values, line_values
+from towline.bridge.runtime.state import BridgeState, LineView
+from towline.bridge.runtime.status import state_text
 from towline.errors import codes_in
 from towline.logfile import log_settings
-from towline.text import fit_terminal, printable, printable_lines, wrap_line
+from towline.text import encodable, fit_terminal, lag_text, printable, printable_lines
 
 #: Seconds between two summaries of a line whose account changes; an idle line is not repeated.
 PLAIN_INTERVAL_S = 10.0
 
 
 def line_state(view: LineView, spark: str) -> str:
-    """Return the state of a line in a few words, the worst problem first."""
-    if view.is_silent:
-        return "no gateway" if view.gateway_error else "gateway silent"
-    if not view.status:
-        return "starting"
-    if problem := _gateway_problem(view):
-        return problem
-    if view.account is not None and view.account.disagreements:
-        return "does not add up ✗, see towline status"
-    if spark != "running" and view.query != PAUSED:
-        return f"receiving, spark {spark}"
-    return view.query if view.query in ("running", PAUSED) else f"receiving, query {view.query}"
-
-
-def _gateway_problem(view: LineView) -> str:
-    """Return the problem of the gateway or its broker that stops intake; "" for none."""
-    account = view.account
-    if account is not None and account.away:
-        return "; ".join(account.away)
-    if view.status.get("state") != "online":
-        return f"broker {view.status.get('state', 'offline')}"
-    return f"throttled: {view.status['held_back']}" if view.status.get("held_back") else ""
+    """Return `state_text` of a line of the running bridge."""
+    return state_text(line_values(view), spark)
 
 
 def line_summary(view: LineView, spark: str) -> str:
@@ -127,14 +109,14 @@ class JsonScreen:
 
 
 class LiveScreen:
-    """Terminal output: one row a line, redrawn while the context of `live` is open, with events above."""
+    """Terminal output while `live` is open: the rows of `LiveView` below the events, or on the `whole` terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = False) -> None:
         from rich.console import Console  # noqa: PLC0415 - loaded when there is a terminal
         from rich.live import Live  # noqa: PLC0415
 
-        self._console = Console()
-        self.live = Live(console=self._console, refresh_per_second=4, transient=True)
+        self._console, self._view = Console(), LiveView()
+        self.live = Live(console=self._console, refresh_per_second=4, transient=True, screen=whole)
 
     def print_event(self, text: str) -> None:
         """Print an event above the rows."""
@@ -142,24 +124,19 @@ class LiveScreen:
         self._console.print(rows, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, state: BridgeState) -> None:
-        """Redraw the rows."""
+        """Redraw the rows from the running bridge."""
+        self.draw(bridge_values(state), "Ctrl-C ends it")
+
+    def draw(self, values: dict[str, Any], hint: str = "") -> None:
+        """Redraw the rows from `towline.bridge.runtime.status.collect_status`, with `hint` in the title."""
         from rich.text import Text  # noqa: PLC0415 - see above
 
-        kafka = f"{state.kafka}{' (insecure)' if state.kafka_insecure else ''}"
-        title = f"bridge {state.name}   spark {state.spark}   kafka {kafka}   Ctrl-C ends it cleanly"
-        texts, width = [(title, "bold")], self._console.width
-        for view in state.lines.values():
-            texts.append((line_summary(view, state.spark), ""))
-            if error := view.gateway_error or view.query_error:
-                texts.append((f"  ! {error}", "red"))
         # A Text, not a str: rich reads [brackets] of a str as markup.
-        styled = (Text("\n".join(wrap_line(printable(text), width)), style) for text, style in texts)
-        self.live.update(Text("\n").join(styled))
-
-
-def lag_text(seconds: float) -> str:
-    """Return a lag in seconds as text, with tenths below 100 s."""
-    return f"{seconds:,.{1 if seconds < 100 else 0}f} s"
+        text = Text("\n".join(self._view.rows(values, self._console.width, self._console.height - 1, hint)))
+        for pattern, style in ((r"\A.*", "bold"), (r"✗", "red"), (r"(?m)^ *! ", "yellow"), (r"(?m)^▸|✓", "green")):
+            text.highlight_regex(pattern, style)
+        text.plain = encodable(text.plain, self._console.encoding)
+        self.live.update(text)
 
 
 Screen: TypeAlias = LiveScreen | PlainScreen | JsonScreen

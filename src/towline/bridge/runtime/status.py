@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ from towline.bridge.config.model import Bridge
 from towline.bridge.lines import identity, statuses
 from towline.bridge.lines.account import remark_text
 from towline.bridge.runtime import state
-from towline.bridge.runtime.screen import lag_text
 from towline.errors import ConfigError
 from towline.gateway.access import ClientAccess
 from towline.gateway.identity import MEMBERS_DIR
 from towline.mqtt.reasons import KEEP_SESSIONS_ADVICE
-from towline.text import count_text, printable
+from towline.text import count_text, lag_text, printable
 from towline.timing import local_time
 from towline.version import release
 
@@ -28,11 +28,16 @@ EXIT_WRONG, EXIT_UNKNOWN = 1, 3
 
 
 def collect_status(
-    state_dir: Path, lines: list[str] | None = None, client_ids: Mapping[str, Mapping[str, str]] | None = None
+    state_dir: Path,
+    lines: list[str] | None = None,
+    client_ids: Mapping[str, Mapping[str, str]] | None = None,
+    *,
+    ask: bool = True,
 ) -> dict[str, Any]:
     """Return the status of a bridge: each gateway's answer and the last ``bridge.json``; Spark is not needed.
 
     The lines are by default those of ``bridge.json``; their client ids those of the file (`configured_client_ids`).
+    Without `ask` the gateways of a running bridge are not asked: their answers are the bridge's last, a second old.
 
     Raises:
         ConfigError: TL-B11, no bridge has ever run there.
@@ -48,6 +53,7 @@ def collect_status(
     ids, bridge_file = client_ids or {}, saved_state.get("file") or {}
     has_changed = running and bool(bridge_file)
     has_changed = has_changed and state.file_digest(Path(bridge_file["path"])) != bridge_file["sha256"]
+    make_status = partial(_line_status, running=running, ask=ask or not running)
     return {
         **{name: saved_state.get(name) for name in ("bridge", "version", "revision", "pid", "updated", "kafka_error")},
         "state_dir": str(state_dir),
@@ -59,18 +65,21 @@ def collect_status(
         "spark": saved_state.get("spark", "not started") if running else "not running",
         "kafka": saved_state.get("kafka", "unknown") if running else "unknown",
         "kafka_insecure": saved_state.get("kafka_insecure", []),
-        "lines": {name: _line_status(state_dir / name, saved_state, ids.get(name), running=running) for name in names},
+        "lines": {name: make_status(state_dir / name, saved_state, ids.get(name)) for name in names},
     }
 
 
-def collect_bridge_status(bridge: Bridge) -> dict[str, Any]:
-    """Return the status of the lines of a bridge file, and of removed lines whose state still exists."""
+def collect_bridge_status(bridge: Bridge, *, ask: bool = True) -> dict[str, Any]:
+    """Return the status of the lines of a bridge file, and of removed lines whose state still exists.
+
+    `ask` is that of `collect_status`.
+    """
     client_ids = {line.name: identity.configured_client_ids(line) for line in bridge.lines}
     leftovers = []
     for line in identity.removed_lines(bridge):
         counts = {"waiting": line.waiting_messages, "sessions": line.client_ids, "elsewhere": line.remote_gateways}
         leftovers.append({"line": line.directory.name, "text": str(line.error), **counts})
-    status = collect_status(bridge.state_dir, [*client_ids], client_ids)
+    status = collect_status(bridge.state_dir, [*client_ids], client_ids, ask=ask)
     return {**status, "left": leftovers, "former_dead_letter_topics": identity.former_dead_letter_topics(bridge)}
 
 
@@ -86,7 +95,7 @@ def exit_code(status: dict[str, Any]) -> int:
 
 
 def _line_status(
-    state_dir: Path, saved_state: Mapping[str, Any], client_ids: Mapping[str, str] | None, *, running: bool
+    state_dir: Path, saved_state: Mapping[str, Any], client_ids: Mapping[str, str] | None, *, running: bool, ask: bool
 ) -> dict[str, Any]:
     """Return the status of a line, null for unknown values; the last known account is under ``last``, with its time.
 
@@ -94,13 +103,7 @@ def _line_status(
     """
     saved_line: dict[str, Any] = {"query": _UNKNOWN_LINE, **saved_state["lines"].get(state_dir.name, {})}
     view = state.LineView.from_saved(state_dir, saved_line)
-    if view.gateways:
-        endpoints = statuses.endpoints_of(view.gateways, ClientAccess(**view.access))
-        answers = statuses.ask_each(endpoints, statuses.request_status)
-        combined = statuses.combine_statuses(answers, saved_line.get("gateway") or {})
-        status = None if combined["state"] == "away" else combined
-    else:
-        status = statuses.gateway_status(state_dir)
+    status = _ask_gateways(view, saved_line) if ask else _last_status(view, saved_line)
     if not (running and status):
         view.behind = view.hidden = None
     member_names = dict(identity.gateway_directories(state_dir)) if client_ids is None else client_ids
@@ -109,7 +112,7 @@ def _line_status(
         "gateway_running": status is not None,
         "query": view.query if running else "not running",
         "paused": state.read_pause(state_dir),
-        **{name: saved_line.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
+        **{name: saved_line.get(name) if running and status else None for name in _RUNNING_FIELDS},
         "account": None,
         "gateway": status,
         "members": {name: statuses.gateway_status(state_dir / MEMBERS_DIR / name) for name in member_names if name},
@@ -117,7 +120,9 @@ def _line_status(
         "drained": identity.is_drained(state_dir, client_ids),
     }
     last_status = saved_line.get("gateway")
-    if status and (account := view.account_from(status)):
+    if status and not ask:  # the notes on disk are newer than this status
+        line_status["account"], line_status["sentence"] = saved_line.get("account"), saved_line.get("sentence")
+    elif status and (account := view.account_from(status)):
         line_status["account"], line_status["sentence"] = account.as_json(), account.sentence()
     elif last_status and (account := view.account_from(statuses.mark_stale(last_status))):
         heard_at, sentence = saved_line.get("heard") or saved_state.get("updated"), account.sum_text()
@@ -126,7 +131,22 @@ def _line_status(
     return line_status
 
 
-def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
+def _ask_gateways(view: state.LineView, saved_line: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the status of a line's gateways, None if none answers."""
+    if not view.gateways:
+        return statuses.gateway_status(view.directory)
+    endpoints = statuses.endpoints_of(view.gateways, ClientAccess(**view.access))
+    answers = statuses.ask_each(endpoints, statuses.request_status)
+    combined = statuses.combine_statuses(answers, saved_line.get("gateway") or {})
+    return None if combined["state"] == "away" else combined
+
+
+def _last_status(view: state.LineView, saved_line: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the status that the running bridge has of a line's gateways, None if it has none or an old one."""
+    return None if view.heard is None or view.is_silent else saved_line.get("gateway")
+
+
+def advice(line: Mapping[str, Any], *, running: bool) -> Iterator[str]:
     """Yield remedies for the problems of a line and for weakened guarantees."""
     gateway, last_report = line["gateway"] or {}, line.get("last") or {}
     yield from _stopped_advice(line, running=running)
@@ -161,7 +181,7 @@ def _session_advice(line: Mapping[str, Any]) -> Iterator[str]:
         yield f"{problem}. {step}, and {remedy}.   [TL-M51]"
 
 
-def _stopped_advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
+def _stopped_advice(line: Mapping[str, Any], *, running: bool) -> Iterator[str]:
     if pause := line.get("paused"):
         effect = "stay in Kafka" if line["direction"] == "down" else "wait"
         yield f"paused by {pause['by'] or 'somebody'} {_time(pause['at'])}: new messages {effect} until towline resume."
@@ -182,6 +202,8 @@ def _stopped_advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
         yield "messages are received and wait on disk; they are not written to Kafka. Start towline run."
 
 
+#: Fields of a running line in ``bridge.json``, unknown without its bridge or gateway.
+_RUNNING_FIELDS = ("rate_in", "rate_out", "lag_s", "batch_s")
 #: State of the query of a line that the running bridge does not have.
 _UNKNOWN_LINE = "not in the running bridge"
 _NO_GATEWAY = {
@@ -189,7 +211,7 @@ _NO_GATEWAY = {
     "down": "no gateway runs: nothing is delivered; records wait in Kafka and in the outbox.",
 }
 #: Marks of a line, the worst first: broken, needs attention, fine.
-_SEVERITY_MARKS = "✗!▸"
+SEVERITY_MARKS = "✗!▸"
 #: Location of records above the LSO: no Python client can look up the transaction's id (KIP-664).
 _OPEN_TRANSACTION = "behind an open transaction of an unknown id, see kafka-transactions.sh find-hanging or list"
 #: Advice by key of a status. {n} is a number of messages, {times} a number of events, {why} the value as text, {do}
@@ -262,7 +284,7 @@ def render(status: dict[str, Any]) -> str:
         text_lines.append(f"  ! {status['kafka_error']}")
     running = status["running"] or status["silent"]
     blocks = [_render_line(name, line, running=running) for name, line in status["lines"].items()]
-    blocks.sort(key=lambda rows: _SEVERITY_MARKS.index(rows[0][0]))
+    blocks.sort(key=lambda rows: SEVERITY_MARKS.index(rows[0][0]))
     text_lines += [row for rows in blocks for row in rows]
     # Errors, broker names and states come from the network: control characters are escaped.
     return "\n".join(map(printable, text_lines)) + "\n"
@@ -277,15 +299,11 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
     last_report, members = line.get("last") or {}, line.get("members") or {}
     gateway = line["gateway"] or last_report.get("gateway") or {}
     advice_texts = [f"  ! {text}" for text in advice(line, running=running)]
-    title = [f'{_severity_mark(line, advice_texts)} line "{name}"', line["query"], gateway.get("guarantee")]
+    title = [f'{severity_mark(line, advice_texts)} line "{name}"', line["query"], gateway.get("guarantee")]
     text_lines = ["   ".join(filter(None, title)), *advice_texts]
-    text_lines += [_render_member(member, status) for member, status in members.items()]
-    if line["account"]:
-        text_lines.append(f"  account   {line['sentence']}")
-    elif not members:
-        reason = "its gateway does not tell it" if line["gateway_running"] else "no gateway answers"
-        last_text = f"   last update {_time(last_report['heard'])}: {last_report['sentence']}" if last_report else ""
-        text_lines.append(f"  account   unknown: {reason}{last_text}")
+    text_lines += [member_text(member, status) for member, status in members.items()]
+    if line["account"] or not members:
+        text_lines.append(f"  account   {account_text(line)}")
     for gateway_name, status in statuses.statuses_by_gateway(line["gateway"]).items() if line["gateway"] else ():
         text_lines += _render_gateway(gateway_name, status, line)
     if running and line["rate_in"] is not None:
@@ -294,14 +312,43 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
     return text_lines
 
 
-def _severity_mark(line: Mapping[str, Any], advice_texts: list[str]) -> str:
+def account_text(line: Mapping[str, Any]) -> str:
+    """Return the account with its verdict; if it is unknown the reason, and the last known account."""
+    if line["account"]:
+        return str(line["sentence"])
+    last_report, is_silent = line.get("last"), line["gateway"] is None and not line.get("members")
+    reason = "no gateway answers" if is_silent else "its gateway does not tell it"
+    last_text = f"   last update {_time(last_report['heard'])}: {last_report['sentence']}" if last_report else ""
+    return f"unknown: {reason}{last_text}"
+
+
+def state_text(line: Mapping[str, Any], spark: str) -> str:
+    """Return the state of a line in a few words, the worst problem first."""
+    query, gateway, account = line["query"], line["gateway"] or {}, line["account"] or {}
+    problems = (
+        query if query in ("not running", _UNKNOWN_LINE) else "",
+        "" if line["gateway_running"] else "no gateway" if line["gateway_error"] else "gateway silent",
+        "starting" if line["gateway"] is None else "",
+        "; ".join(account.get("away", ())),
+        "" if gateway.get("state") == "online" else f"broker {gateway.get('state', 'offline')}",
+        f"throttled: {gateway['held_back']}" if gateway.get("held_back") else "",
+        "does not add up ✗" if account.get("disagreements") else "",
+        f"receiving, spark {spark}" if spark != "running" and query != state.PAUSED else "",
+        "" if query in ("running", state.PAUSED) else f"receiving, query {query}",
+    )
+    return str(next(filter(None, problems), query))
+
+
+def severity_mark(line: Mapping[str, Any], advice_texts: list[str]) -> str:
+    """Return the mark of a line: one of `SEVERITY_MARKS`."""
     account = line["account"] or {}
     if account.get("adds_up") is False or account.get("broken") or line["query"] == "stopped" or line["gateway_error"]:
         return "✗"
     return "!" if advice_texts else "▸"
 
 
-def _render_member(name: str, status: Mapping[str, Any] | None) -> str:
+def member_text(name: str, status: Mapping[str, Any] | None) -> str:
+    """Return the state of a member on this machine in one line; None is no answer."""
     if status is None:
         return f"  member    {name}   none answers on this machine"
     parts = [str(status.get("state")), f"{status.get('client_id')} at {status.get('broker') or 'no broker'}"]
