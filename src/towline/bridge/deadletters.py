@@ -21,7 +21,7 @@ import sys
 import time
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -64,8 +64,8 @@ OffsetRange: TypeAlias = tuple[int, int]
 _HEADERS: Final[Callable[[Any], Any]] = methodcaller("headers")
 
 
-class _TopicRecord(NamedTuple):
-    """Fields of a record of the dead-letter topic."""
+class TopicRecord(NamedTuple):
+    """Fields of a record; its timestamp is in ms since 1970."""
 
     partition: int
     offset: int
@@ -73,9 +73,10 @@ class _TopicRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header]
+    topic: str = ""
 
     @classmethod
-    def of(cls, message: Any) -> _TopicRecord:
+    def of(cls, message: Any) -> TopicRecord:
         """Read the fields of a client's message; drops headers whose name is not UTF-8, which Towline never writes.
 
         confluent-kafka returns such headers together with an exception, and reading them ends the process. So they are
@@ -86,113 +87,23 @@ class _TopicRecord(NamedTuple):
         except SystemError:
             headers = ()
         position = message.partition(), message.offset(), message.timestamp()[1]
-        return cls(*position, message.key(), message.value(), headers)
-
-
-class StoredLetter(NamedTuple):
-    """Dead letter with the offset of its last record, which identifies it; `timestamp` in ms since 1970."""
-
-    partition: int
-    offset: int
-    timestamp: int
-    dead_letter: DeadLetter
+        return cls(*position, message.key(), message.value(), headers, message.topic())
 
 
 @dataclass
-class DeadLetterTopic:
-    """Dead-letter topic of a bridge, with its letters and replay marks.
+class TopicReader:
+    """Reader of committed records of a topic by their offsets; it joins no consumer group and commits nothing.
 
     Attributes:
         client: Kafka's client configuration, unresolved.
-        lines: The lines that write to it, by the source that their dead letters name.
-        is_former: Whether no line of the file writes to it any more.
-        is_missing: Whether the topic did not exist when it was read; False for a former one, which may be deleted.
-        unknown_sources: Number of waiting letters by source, of sources that are no line of this bridge; read so far.
-        unreadable_records: Number of records that are no letter and no mark, or chunks without the others; read so far.
+        is_missing: Whether the topic did not exist when its end offsets were read.
     """
 
     client: Mapping[str, str]
     topic: str
-    lines: Mapping[str, AnyLine]
-    is_former: bool = False
     is_missing: bool = field(default=False, init=False)
-    unknown_sources: Counter[str] = field(default_factory=Counter, init=False)
-    unreadable_records: int = field(default=0, init=False)
-    _ids: dict[str, str] = field(default_factory=dict, init=False)
-    #: Partition -> offsets of replayed dead letters; a foreign writer may name any number.
-    _replayed_ranges: dict[int, list[OffsetRange]] = field(default_factory=dict, init=False)
-    #: Partition -> end offset up to which its marks were read.
-    _mark_ends: dict[int, int] = field(default_factory=dict, init=False)
 
-    def waiting_letters(self, line: str | None = None, reason: Reason | None = None) -> Iterator[StoredLetter]:
-        """Yield the dead letters that wait, in offset order of each partition; skips replayed letters.
-
-        Without a line they are those of all lines, without a reason those of all reasons. Reads up to the end offsets
-        at the time of the call: a running line may write a replayed letter again. A topic that does not exist, as
-        before the first start, has none. Raises TL-K01.
-        """
-        self._replayed_ranges, self._mark_ends, self.unknown_sources, self.unreadable_records = {}, {}, Counter(), 0
-        self._ids = KafkaAdmin(self.client).topic_ids([self.topic])
-        self._read_marks(self._end_offsets())
-        waiting = (letter for letter in self._read_letters() if not self._is_replayed(letter))
-        return (letter for letter in waiting if self._matches(letter, line, reason))
-
-    def still_waiting(self, letters: Iterable[StoredLetter]) -> list[StoredLetter]:
-        """Return the letters that are still not replayed; call it when a new producer has fenced all others.
-
-        Raises:
-            KafkaError: TL-K01; TL-B30 when the topic was recreated, and a mark would name other dead letters;
-                TL-B31 when another writer's transaction stays open in the topic.
-        """
-        if recreated_topics(self._ids, KafkaAdmin(self.client).topic_ids([self.topic])):
-            problem = f'the topic "{self.topic}" was deleted and recreated during the replay'
-            raise KafkaError("TL-B30", self._servers, problem, "Run it again: it reads the new topic.")
-        problem = f'a transaction of another writer is open in "{self.topic}", and may hide marks of earlier replays'
-        remedy = "Run it again when that transaction has ended; Kafka aborts it after its time-out."
-        open_transaction = KafkaError("TL-B31", self._servers, problem, remedy)
-        self._read_marks(self._end_offsets("read_uncommitted"), open_transaction)
-        return [letter for letter in letters if not self._is_replayed(letter)]
-
-    def _read_marks(self, ends: dict[int, int], open_transaction: KafkaError | None = None) -> None:
-        remaining = {partition: end for partition, end in ends.items() if self._mark_ends.get(partition, -1) < end}
-        for record in self._read_records(remaining, self._mark_ends, open_transaction):
-            self._replayed_ranges.setdefault(record.partition, []).extend(_replayed_by_mark(record))
-        self._replayed_ranges = {part: merge_ranges(ranges) for part, ranges in self._replayed_ranges.items()}
-        self._mark_ends = ends
-
-    def _is_replayed(self, letter: StoredLetter) -> bool:
-        ranges = self._replayed_ranges.get(letter.partition, [])
-        index = bisect(ranges, letter.offset, key=itemgetter(0))
-        return index > 0 and letter.offset <= ranges[index - 1][1]
-
-    def line_of(self, dead_letter: DeadLetter) -> AnyLine | None:
-        """Return the line that wrote a dead letter; None for one of another bridge."""
-        return self.lines.get(dead_letter.source)
-
-    def _matches(self, letter: StoredLetter, line: str | None, reason: Reason | None) -> bool:
-        owner = self.line_of(letter.dead_letter)
-        if owner is None:
-            self.unknown_sources[letter.dead_letter.source] += 1
-            return False
-        return line in (None, owner.name) and reason in (None, letter.dead_letter.reason)
-
-    def _read_letters(self) -> Iterator[StoredLetter]:
-        collectors: dict[int, ChunkAssembler] = {}
-        for record in self._read_records(self._end_offsets()):
-            if _mark_value(record) is not None:
-                continue
-            collector = collectors.setdefault(record.partition, ChunkAssembler())
-            try:
-                dead_letter = collector.add(record.key, record.value, record.headers)
-            except ValueError:
-                self.unreadable_records += 1  # a foreign record, or a chunk without the others of its letter
-                continue
-            if dead_letter is not None:
-                yield StoredLetter(record.partition, record.offset, record.timestamp, dead_letter)
-        for collector in collectors.values():
-            self.unreadable_records += sum(map(len, collector.incomplete.values()))
-
-    def _end_offsets(self, isolation: str = "read_committed") -> dict[int, int]:
+    def end_offsets(self, isolation: str = "read_committed") -> dict[int, int]:
         """Return the end offset of each partition, from its leader."""
         consumer = self._new_consumer(isolation)
         try:
@@ -204,15 +115,15 @@ class DeadLetterTopic:
             raise self._no_answer_error(faults.error_text(error)) from None
         finally:
             consumer.close()
-        self.is_missing = metadata is None and not self.is_former
+        self.is_missing = metadata is None
         return ends
 
-    def _read_records(
+    def read_records(
         self,
         ends: Mapping[int, int],
         start_offsets: Mapping[int, int] | None = None,
         open_transaction: KafkaError | None = None,
-    ) -> Iterator[_TopicRecord]:
+    ) -> Iterator[TopicRecord]:
         """Yield every committed record below the end offsets, and no later one: the topic may grow all the time.
 
         Raises `open_transaction`, or TL-K01, when there is no progress.
@@ -231,7 +142,7 @@ class DeadLetterTopic:
                         raise open_transaction or self._no_answer_error("the topic can't be read to its end")
                     continue
                 if record.error() is None and record.offset() < end:
-                    yield _TopicRecord.of(record)
+                    yield TopicRecord.of(record)
                 deadline = time.monotonic() + timeout_s  # after the yield: the caller may have been slow
                 last_offset = end - 1 if record.error() is None else end
                 at_end = record.error() is None or record.error().name() == "_PARTITION_EOF"
@@ -258,7 +169,109 @@ class DeadLetterTopic:
         return connect(Consumer, self.client, config)
 
 
-def _mark_value(record: _TopicRecord) -> bytes | None:
+class StoredLetter(NamedTuple):
+    """Dead letter with the offset of its last record, which identifies it; `timestamp` in ms since 1970."""
+
+    partition: int
+    offset: int
+    timestamp: int
+    dead_letter: DeadLetter
+
+
+@dataclass
+class DeadLetterTopic(TopicReader):
+    """Dead-letter topic of a bridge, with its letters and replay marks.
+
+    Attributes:
+        lines: The lines that write to it, by the source that their dead letters name.
+        is_former: Whether no line of the file writes to it any more.
+        unknown_sources: Number of waiting letters by source, of sources that are no line of this bridge; read so far.
+        unreadable_records: Number of records that are no letter and no mark, or chunks without the others; read so far.
+    """
+
+    lines: Mapping[str, AnyLine]
+    is_former: bool = False
+    unknown_sources: Counter[str] = field(default_factory=Counter, init=False)
+    unreadable_records: int = field(default=0, init=False)
+    _ids: dict[str, str] = field(default_factory=dict, init=False)
+    #: Partition -> offsets of replayed dead letters; a foreign writer may name any number.
+    _replayed_ranges: dict[int, list[OffsetRange]] = field(default_factory=dict, init=False)
+    #: Partition -> end offset up to which its marks were read.
+    _mark_ends: dict[int, int] = field(default_factory=dict, init=False)
+
+    def waiting_letters(
+        self, line: str | None = None, reason: Reason | None = None, names: Collection[str] | None = None
+    ) -> Iterator[StoredLetter]:
+        """Yield the dead letters that wait, in offset order of each partition; skips replayed letters.
+
+        Without a line they are those of all lines, without a reason those of all reasons, without names, each
+        ``TOPIC/PARTITION/OFFSET``, all. Reads up to the end offsets at the time of the call: a running line may write a
+        replayed letter again. A topic that does not exist, as before the first start, has none. Raises TL-K01.
+        """
+        self._replayed_ranges, self._mark_ends, self.unknown_sources, self.unreadable_records = {}, {}, Counter(), 0
+        self._ids = KafkaAdmin(self.client).topic_ids([self.topic])
+        self._read_marks(self.end_offsets())
+        waiting = (letter for letter in self._read_letters() if not self._is_replayed(letter))
+        chosen = (one for one in waiting if names is None or f"{self.topic}/{one.partition}/{one.offset}" in names)
+        return (letter for letter in chosen if self._matches(letter, line, reason))
+
+    def still_waiting(self, letters: Iterable[StoredLetter]) -> list[StoredLetter]:
+        """Return the letters that are still not replayed; call it when a new producer has fenced all others.
+
+        Raises:
+            KafkaError: TL-K01; TL-B30 when the topic was recreated, and a mark would name other dead letters;
+                TL-B31 when another writer's transaction stays open in the topic.
+        """
+        if recreated_topics(self._ids, KafkaAdmin(self.client).topic_ids([self.topic])):
+            problem = f'the topic "{self.topic}" was deleted and recreated during the replay'
+            raise KafkaError("TL-B30", self._servers, problem, "Run it again: it reads the new topic.")
+        problem = f'a transaction of another writer is open in "{self.topic}", and may hide marks of earlier replays'
+        remedy = "Run it again when that transaction has ended; Kafka aborts it after its time-out."
+        open_transaction = KafkaError("TL-B31", self._servers, problem, remedy)
+        self._read_marks(self.end_offsets("read_uncommitted"), open_transaction)
+        return [letter for letter in letters if not self._is_replayed(letter)]
+
+    def _read_marks(self, ends: dict[int, int], open_transaction: KafkaError | None = None) -> None:
+        remaining = {partition: end for partition, end in ends.items() if self._mark_ends.get(partition, -1) < end}
+        for record in self.read_records(remaining, self._mark_ends, open_transaction):
+            self._replayed_ranges.setdefault(record.partition, []).extend(_replayed_by_mark(record))
+        self._replayed_ranges = {part: merge_ranges(ranges) for part, ranges in self._replayed_ranges.items()}
+        self._mark_ends = ends
+
+    def _is_replayed(self, letter: StoredLetter) -> bool:
+        ranges = self._replayed_ranges.get(letter.partition, [])
+        index = bisect(ranges, letter.offset, key=itemgetter(0))
+        return index > 0 and letter.offset <= ranges[index - 1][1]
+
+    def line_of(self, dead_letter: DeadLetter) -> AnyLine | None:
+        """Return the line that wrote a dead letter; None for one of another bridge."""
+        return self.lines.get(dead_letter.source)
+
+    def _matches(self, letter: StoredLetter, line: str | None, reason: Reason | None) -> bool:
+        owner = self.line_of(letter.dead_letter)
+        if owner is None:
+            self.unknown_sources[letter.dead_letter.source] += 1
+            return False
+        return line in (None, owner.name) and reason in (None, letter.dead_letter.reason)
+
+    def _read_letters(self) -> Iterator[StoredLetter]:
+        collectors: dict[int, ChunkAssembler] = {}
+        for record in self.read_records(self.end_offsets()):
+            if _mark_value(record) is not None:
+                continue
+            collector = collectors.setdefault(record.partition, ChunkAssembler())
+            try:
+                dead_letter = collector.add(record.key, record.value, record.headers)
+            except ValueError:
+                self.unreadable_records += 1  # a foreign record, or a chunk without the others of its letter
+                continue
+            if dead_letter is not None:
+                yield StoredLetter(record.partition, record.offset, record.timestamp, dead_letter)
+        for collector in collectors.values():
+            self.unreadable_records += sum(map(len, collector.incomplete.values()))
+
+
+def _mark_value(record: TopicRecord) -> bytes | None:
     """Return the value of a replay mark, None for other records: a mark has nothing but its header.
 
     A dead letter has Towline's headers before its original ones, so a device's property of that name is no mark [I13].
@@ -269,7 +282,7 @@ def _mark_value(record: _TopicRecord) -> bytes | None:
     return None
 
 
-def _replayed_by_mark(record: _TopicRecord) -> list[OffsetRange]:
+def _replayed_by_mark(record: TopicRecord) -> list[OffsetRange]:
     """Return the offset ranges that a replay mark names, all below it; empty if the record is no mark."""
     value = _mark_value(record)
     try:
@@ -455,6 +468,7 @@ def replay(
     *,
     line: str | None = None,
     reason: Reason | None = None,
+    names: Collection[str] | None = None,
     limit: int | None = None,
     dry_run: bool = False,
 ) -> Iterator[RemapResult]:
@@ -467,7 +481,7 @@ def replay(
             commit wait as before.
     """
     mappers = {owner.name: LetterMapper(owner, spark) for owner in letter_topic.lines.values()}
-    letters, remaining = letter_topic.waiting_letters(line, reason), sys.maxsize if limit is None else limit
+    letters, remaining = letter_topic.waiting_letters(line, reason, names), sys.maxsize if limit is None else limit
     while batch := _next_letters(letters, min(remaining, LETTERS_PER_TRANSACTION)):
         with contextlib.nullcontext() if dry_run else contextlib.closing(_ReplayWriter(letter_topic)) as writer:
             batch = letter_topic.still_waiting(batch) if writer else batch

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from towline.cli import screen
 from towline.cli.screen import AsJson, BridgeFile, command_app, load_bridge, print_result
-from towline.kafka.deadletters import Reason
+from towline.errors import ConfigError
+from towline.kafka.deadletters import DeadLetter, Reason
 from towline.timing import local_time
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Signatures of other bridges that are listed, for each topic.
 _MAX_SIGNATURES = 10
+#: Name of a letter; the topic may be left out where there is one.
+_NAME = "[TOPIC/]PARTITION/OFFSET"
 
 app = command_app(
     name="dlq",
@@ -42,9 +46,10 @@ def show(
     line: Line = None,
     reason: LetterReason = None,
     limit: Annotated[int, typer.Option(min=0, help="List so many of them; all are counted.")] = 20,
+    at: Annotated[str | None, typer.Option(metavar=_NAME, help="Show this one whole.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count the waiting dead letters by line and reason, and list the first ones. No payload is shown."""
+    """Count the waiting dead letters by line and reason, and list the first ones without payload; or show one whole."""
     from towline.bridge import deadletters  # noqa: PLC0415
 
     bridge = load_bridge(file)
@@ -52,12 +57,20 @@ def show(
     counts: Counter[tuple[str, str, str]] = Counter()
     first_letters: list[dict[str, Any]] = []
     topics = deadletters.dead_letter_topics(bridge)
+    names = _letter_names(topics, [] if at is None else [at])
     for topic in topics:
-        for entry in topic.waiting_letters(line, reason):
+        for entry in topic.waiting_letters(line, reason, names):
             owner = topic.line_of(entry.dead_letter)
-            counts[topic.topic, owner.name if owner else "", entry.dead_letter.reason.value] += 1
+            facts = _facts(topic.topic, owner.name if owner else "", entry)
+            if at is not None:
+                _print_letter(facts, entry.dead_letter, as_json=as_json)
+                return
+            counts[topic.topic, facts["line"], facts["reason"]] += 1
             if len(first_letters) < limit:
-                first_letters.append(_facts(topic.topic, owner.name if owner else "", entry))
+                first_letters.append(facts)
+    if at is not None:
+        problem = "no such letter waits: it was replayed, or there is none"
+        raise ConfigError("TL-C76", f"--at {at}", problem, "Take one that towline dlq show lists.")
     waiting = [{"topic": t, "line": n, "reason": r, "letters": c} for (t, n, r), c in sorted(counts.items())]
     result = {"waiting": waiting, "first": first_letters, **_unowned_records(topics)}
     print_result(result, _show_lines(result), as_json=as_json)
@@ -69,6 +82,9 @@ def replay(
     line: Line = None,
     reason: LetterReason = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many letters.", show_default=False)] = None,
+    at: Annotated[
+        list[str] | None, typer.Option(metavar=_NAME, help="Only this; repeatable.", show_default=False)
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only print what would be done.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -82,6 +98,9 @@ def replay(
     bridge = load_bridge(file)
     options: dict[str, Any] = {"line": bridge.line(line).name if line else None, "reason": reason, "dry_run": dry_run}
     topics, replayed, dead, filtered = deadletters.dead_letter_topics(bridge), Counter[str](), Counter[str](), 0
+    if names := _letter_names(topics, at or ()):
+        limit = min(limit or len(names), len(names))
+        options["names"] = names
     for topic in topics:
         remaining = None if limit is None else limit - replayed.total() - dead.total() - filtered
         for letter_result in deadletters.replay(topic, partial(_session, bridge), limit=remaining, **options):
@@ -92,6 +111,7 @@ def replay(
             else:
                 replayed[letter_result[0]] += 1
     result = {"dry_run": dry_run, "replayed": replayed, "filtered": filtered, "dead": dead, **_unowned_records(topics)}
+    result["left_out"] = len(names) - replayed.total() - dead.total() - filtered if names else 0
     print_result(result, _replay_lines(result), as_json=as_json)
     if dead:
         raise typer.Exit(1)
@@ -102,6 +122,18 @@ def _session(bridge: Bridge) -> SparkSession:
     from towline.bridge.runtime.session import create_session  # noqa: PLC0415 - Spark is loaded only where it is needed
 
     return create_session(bridge)
+
+
+def _letter_names(topics: list[deadletters.DeadLetterTopic], values: Sequence[str]) -> frozenset[str] | None:
+    """Return the values of ``--at`` with their topic; None if there are none."""
+    prefix = f"{topics[0].topic}/" if len(topics) == 1 else ""
+    return frozenset(value if value.count("/") > 1 else prefix + value for value in values) or None
+
+
+def _print_letter(facts: dict[str, Any], letter: DeadLetter, *, as_json: bool) -> None:
+    values = {**facts, "key": screen.payload_values(letter.key), "headers": screen.header_values(letter.headers)}
+    values["payload"] = screen.payload_values(letter.value)
+    print_result(values, screen.message_lines(values | {"at": local_time(facts["at"] / 1000)}), as_json=as_json)
 
 
 def _facts(topic: str, line: str, entry: deadletters.StoredLetter) -> dict[str, Any]:
@@ -129,7 +161,8 @@ def _unowned_records(topics: list[deadletters.DeadLetterTopic]) -> dict[str, Any
         for name, count in topic.unknown_sources.most_common(_MAX_SIGNATURES)
     ]
     invalid = [{"topic": t.topic, "records": t.unreadable_records} for t in topics if t.unreadable_records]
-    return {"missing": [t.topic for t in topics if t.is_missing], "unowned": unowned_letters, "invalid": invalid}
+    missing = [topic.topic for topic in topics if topic.is_missing and not topic.is_former]
+    return {"missing": missing, "unowned": unowned_letters, "invalid": invalid}
 
 
 def _no_letters_lines(result: dict[str, Any]) -> list[str]:
@@ -153,14 +186,14 @@ def _show_lines(result: dict[str, Any]) -> Iterator[str]:
     for row in result["first"]:
         target = f"→ {row['topic']}" if row["topic"] else "→ no topic"
         yield (
-            f"{local_time(row['at'] / 1000)}  {row['partition']}/{row['offset']}  {row['reason']}  "
-            f"{row['mqtt_topic'] or '(not from MQTT)'} {target}  {row['bytes']:,} B  {row['detail']}"
+            f"{local_time(row['at'] / 1000)}  {row['dead_letter_topic']}/{row['partition']}/{row['offset']}  "
+            f"{row['reason']}  {row['mqtt_topic'] or '(not from MQTT)'} {target}  {row['bytes']:,} B  {row['detail']}"
         )
 
 
 def _replay_lines(result: dict[str, Any]) -> Iterator[str]:
     prefix = "would be " if result["dry_run"] else ""
-    if not (result["replayed"] or result["filtered"] or result["dead"]):
+    if not (result["replayed"] or result["filtered"] or result["dead"] or result["left_out"]):
         yield from _no_letters_lines(result)
     for topic, count in sorted(result["replayed"].items()):
         yield f"{count:>10,}  {prefix}written to {topic}"
@@ -168,4 +201,6 @@ def _replay_lines(result: dict[str, Any]) -> Iterator[str]:
         yield f"{result['filtered']:>10,}  {prefix}closed: a where filters them now"
     for reason, count in sorted(result["dead"].items()):
         yield f"{count:>10,}  stay dead letters: {reason}"
+    if result["left_out"]:
+        yield f"{result['left_out']:>10,}  of --at left out: replayed before, not there, or excluded by another option"
     yield from _unowned_lines(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from towline.cli import screen
 from towline.cli.screen import AsJson, command_app, load_bridge, print_result
 from towline.errors import ConfigError
 from towline.text import printable
@@ -24,7 +26,7 @@ app = command_app(
 
 #: Characters of a topic on the screen; ``--json`` has all of it.
 _MAX_TOPIC_CHARS = 120
-#: Calls ``page``, ``replay`` or ``drop`` of `towline.delivery.refused.RefusedMessages` with an offset.
+#: Calls ``page``, ``message``, ``replay`` or ``drop`` of `towline.delivery.refused.RefusedMessages` with an offset.
 _RefusedCall = Callable[[str, int], dict[str, Any]]
 
 Place = Annotated[
@@ -39,9 +41,17 @@ def show(
     place: Place = Path("bridge.toml"),
     line: Line = None,
     limit: Annotated[int, typer.Option(min=0, help="List so many of them; all are counted.")] = 20,
+    at: Annotated[
+        int | None, typer.Option(min=0, help="Show the one at this offset whole.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count the refused messages by line and reason, and list the oldest ones. No payload is shown."""
+    """Count the refused messages by line and reason, and list the oldest ones without payload; or show one whole."""
+    if at is not None:
+        message = _read_message(place, line, at)
+        lines = screen.message_lines(message | {"arrived_at": local_time(message["arrived_at"] / 1e6)})
+        print_result(message, lines, as_json=as_json)
+        return
     counts: Counter[tuple[str, int, str]] = Counter()
     first_messages: list[dict[str, Any]] = []
     for name, directory in _state_dirs(place, line):
@@ -108,6 +118,21 @@ def _refused_rows(call_refused: _RefusedCall) -> Iterator[dict[str, Any]]:
             return
 
 
+def _read_message(place: Path, line: str | None, offset: int) -> dict[str, Any]:
+    """Return one refused message as JSON values; raises TL-C73, TL-C76."""
+    state_dirs = dict(_state_dirs(place, line))
+    if len(state_dirs) > 1:
+        problem = f"there are several lines: {', '.join(state_dirs)}"
+        raise ConfigError("TL-C73", str(place), problem, "Name one with --line.")
+    for name, directory in state_dirs.items():
+        with _open_refused(directory) as call_refused:
+            for row in call_refused("message", offset)["rows"]:
+                headers = screen.header_values((key, base64.b64decode(value)) for key, value in row["properties"])
+                payload = screen.payload_values(base64.b64decode(row["payload"]), row["bytes"])
+                return {"line": name, **row, "properties": headers, "payload": payload}
+    raise ConfigError("TL-C76", f"--at {offset}", "no such message is there", "towline refused show lists them.")
+
+
 def _state_dirs(path: Path, line: str | None) -> Iterator[tuple[str, Path]]:
     """Yield name and state directory of each line, or of the one given directory."""
     from towline.gateway.endpoint import read_state_file  # noqa: PLC0415
@@ -143,12 +168,11 @@ def _open_refused(directory: Path) -> Iterator[_RefusedCall]:
     if not (directory / "refused").is_dir():
         yield lambda _operation, _offset: {"rows": [], "moved": 0, "next": 0, "end": 0}
         return
-    with contextlib.ExitStack() as exit_stack:
-        outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=64 << 20))
-        exit_stack.callback(outbox.close)
+    limits, outbox_dir = Limits(min_free_bytes=64 << 20), directory / "outbox"
+    with Outbox.open(outbox_dir, schema=OUTBOX_SCHEMA, limits=limits) as outbox:
         refused = RefusedMessages(directory / "refused", outbox)
-        exit_stack.callback(refused.close)
-        yield lambda operation, offset: getattr(refused, operation)(offset)
+        with contextlib.closing(refused):
+            yield lambda operation, offset: getattr(refused, operation)(offset)
 
 
 def _show_lines(reason_counts: list[dict[str, Any]], first_messages: list[dict[str, Any]]) -> Iterator[str]:
@@ -158,6 +182,6 @@ def _show_lines(reason_counts: list[dict[str, Any]], first_messages: list[dict[s
         yield f"{row['messages']:>10,}  {row['words']} (0x{row['reason']:02X})   {row['line']}"
     for row in first_messages:
         yield (
-            f"{local_time(row['arrived_at'] / 1e6)}  {row['number']:,}  → {printable(row['topic'], _MAX_TOPIC_CHARS)}  "
+            f"{local_time(row['arrived_at'] / 1e6)}  {row['offset']}  → {printable(row['topic'], _MAX_TOPIC_CHARS)}  "
             f"QoS {row['qos']}  {row['bytes']:,} B  {row['words']}"
         )

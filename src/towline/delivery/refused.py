@@ -4,6 +4,7 @@
              a crash, a message stored here but not done there is marked as done: sent once more it might be accepted,
              and be delivered twice with a replay
     page     list messages
+    message  read one message
     replay   append messages to the outbox again, each once, and remove them here after they are durable there
     drop     remove messages from this journal
 
@@ -13,6 +14,7 @@ messages that a crash left in both places are deduplicated at the next replay [I
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +32,9 @@ _GROUP_BYTES: Final = 1 << 20
 #: Rows and bytes per step of a listing or replay.
 _STEP_ROWS: Final = 1000
 _STEP_BYTES: Final = 32 << 20
+#: Bytes of a payload that `RefusedMessages.message` returns.
+_PAYLOAD_BYTES: Final = 1 << 20
+_USER_PROPERTIES: Final = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
 _REPLAY_CONSUMER: Final = "replay"
 _REPLAY_WRITER: Final = "refused/"
 #: Counter of the outbox's ledger: refused messages that were replayed.
@@ -103,6 +108,17 @@ class RefusedMessages:
             rows += [_describe(batch.slice(i, 1), start + i) for i in range(batch.num_rows)]
             start += batch.num_rows
         return {"rows": rows, "next": end, "end": journal.end}
+
+    def message(self, offset: int) -> dict[str, Any]:
+        """Return the message at an offset: one row of `page`, or none if there is none any more.
+
+        The row also has ``properties``, pairs of name and Base64, and Base64 of the first MiB of the ``payload``.
+        """
+        journal = self._existing_journal()
+        if journal is None or not self._first_offset(journal) <= offset < journal.end:
+            return {"rows": []}
+        (row,) = journal.read(offset, offset + 1)
+        return {"rows": [_describe(row, offset) | _content(row)]}
 
     def replay(self, end_offset: int) -> dict[str, Any]:
         """Append some of the oldest messages to the outbox again; each once, even after a crash.
@@ -220,6 +236,19 @@ def _describe(row: pa.RecordBatch, offset: int) -> dict[str, Any]:
         "words": reason_name(reason),
         "topic": (topic.as_py() or b"").decode("utf-8", "replace"),
         "qos": row.column("qos")[0].as_py() or 0,
+        "retain": bool(row.column("retain")[0].as_py()),
+        "expiry_s": row.column("message_expiry_seconds")[0].as_py(),
         "bytes": len(payload.as_buffer()) if payload.is_valid else 0,
         "arrived_at": row.column("arrived_at").view(pa.int64())[0].as_py() or 0,
     }
+
+
+def _content(row: pa.RecordBatch) -> dict[str, Any]:
+    """Return properties and payload of one refused message as JSON values."""
+    texts = ("content_type", "response_topic", "correlation_data")
+    properties = [(name, row.column(name).view(pa.binary())[0].as_py()) for name in texts]
+    pairs = row.column("user_properties").view(_USER_PROPERTIES)[0].as_py() or ()
+    properties += [((pair["key"] or b"").decode("utf-8", "replace"), pair["value"]) for pair in pairs if pair]
+    encoded = [(name, base64.b64encode(value).decode()) for name, value in properties if value is not None]
+    payload = (row.column("payload")[0].as_py() or b"")[:_PAYLOAD_BYTES]
+    return {"properties": encoded, "payload": base64.b64encode(payload).decode()}

@@ -357,9 +357,9 @@ class GatewayClient:
         return bool(self._call_action("wait_delivered", timeout_s + CALL_TIMEOUT_S, **fields)["done"])
 
     def refused_messages(self, operation: str, offset: int) -> dict[str, Any]:
-        """List, replay or drop a page of the messages that the broker refused; the answer has the next offset.
+        """List, read, replay or drop messages that the broker refused; the answer has the next offset.
 
-        `operation` is ``page``, ``replay`` or ``drop``, a method of `towline.delivery.refused.RefusedMessages`.
+        `operation` is ``page``, ``message``, ``replay`` or ``drop`` of `towline.delivery.refused.RefusedMessages`.
 
         Raises:
             JournalFull: TL-J02, the outbox has no room for a replay now.

@@ -162,7 +162,7 @@ class Pump:
         return future
 
     def refused_messages(self, operation: str, offset: int) -> Future[dict[str, Any]]:
-        """Call a method of `RefusedMessages` on the pump's thread: list, replay or drop a page of refused messages."""
+        """Call a method of `RefusedMessages` on the pump's thread: list, read, replay or drop refused messages."""
         downlink = self._downlink
         assert downlink is not None
 

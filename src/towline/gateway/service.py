@@ -424,7 +424,7 @@ class GatewayService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         outbox, timeout_s = self._require_outbox(), min(timeout_s, MAX_WAIT_S)
         return {"done": self._long_poll.wait(lambda: outbox.is_done_below(end_offset), timeout_s, cancelled)}
 
-    def _on_refused(self, operation: Literal["page", "replay", "drop"], offset: Number) -> Any:
+    def _on_refused(self, operation: Literal["page", "message", "replay", "drop"], offset: Number) -> Any:
         """Call a method of `RefusedMessages`; after TL-G32 it may still run, and each message is moved once."""
         self._require_outbox()
         try:

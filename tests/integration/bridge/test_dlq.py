@@ -202,6 +202,30 @@ def test_the_commands(kafka: Kafka, make: Make) -> None:
     assert "'topic_ilegal' is not one of 'too_large', 'topic_missing', 'topic_illegal'" in err
 
 
+def test_chosen_letters_are_shown_and_replayed(kafka: Kafka, make: Make) -> None:
+    """One that is in pieces too; one that another replay took meanwhile is told, and no error."""
+    bridge, letters, target = make(letter(0), letter(1), letter(2))
+    put(kafka.bootstrap, letters.topic, [letter(3, size=9000)], limit=4096)
+    file, waiting = str(bridge.file), list(letters.waiting_letters())
+    places = {(one.dead_letter.value or b"")[:2]: f"{one.partition}/{one.offset}" for one in waiting}
+    code, out, _ = run_dlq("show", file, "--at", places[b"m3"], "--json")
+    shown = json.loads(out)
+    assert (code, shown["payload"]["text"], shown["payload"]["bytes"]) == (0, "m3".ljust(9000, "."), 9000)
+    assert shown["headers"][0] == ["mqtt.topic", "t/d/x", "dC9kL3g="]
+    chosen = [part for name in (b"m1", b"m3") for part in ("--at", places[name])]
+    code, out, _ = run_dlq("replay", file, *chosen, "--dry-run", "--json")
+    assert (code, json.loads(out)["replayed"], values(kafka, target)) == (0, {target: 2}, [])
+    for count in (2, 0):
+        code, out, _ = run_dlq("replay", file, *chosen, "--json")
+        report = json.loads(out)
+        assert (code, report["replayed"].get(target, 0), report["left_out"]) == (0, count, 2 - count)
+        assert sorted(values(kafka, target)) == [b"m1", b"m3"]
+    code, out, err = run_dlq("show", file, "--at", places[b"m3"])
+    assert (code, out) == (2, "")
+    assert "no such letter waits: it was replayed, or there is none" in err
+    assert sorted((one.dead_letter.value or b"")[:2] for one in letters.waiting_letters()) == [b"m0", b"m2"]
+
+
 @pytest.mark.spark
 def test_the_sql_of_a_route_is_evaluated_again(kafka: Kafka, make: Make) -> None:
     """Its fields too, which make the key here."""

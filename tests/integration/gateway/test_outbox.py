@@ -224,6 +224,8 @@ def test_a_message_at_which_the_broker_cuts_is_set_aside_and_the_others_arrive(
     stored = client.send("q/0", 0, rows_from_messages(messages))
     assert client.wait_delivered(stored.end, timeout_s=60)
     assert refused(gateway) == [(20, CONNECTION_CUT), (41, CONNECTION_CUT)]
+    (row,) = gateway.client.refused_messages("message", 1)["rows"]
+    assert (row["topic"], row["payload"], row["properties"]) == ("d/2", "NDE=", [["k", "bGluZQpmZWVk"]])
     account = outbox(gateway)
     assert (account["delivered"], account["refused"]) == (58, 2)
     ear.until(58)

@@ -21,8 +21,8 @@ from towline.errors import KafkaError
 from towline.kafka.deadletters import ChunkAssembler, DeadLetter, Header, Reason, to_records
 
 
-def mark(value: bytes) -> deadletters._TopicRecord:
-    return deadletters._TopicRecord(3, 9, 0, None, b"", [(deadletters.REPLAY_MARK, value)])
+def mark(value: bytes) -> deadletters.TopicRecord:
+    return deadletters.TopicRecord(3, 9, 0, None, b"", [(deadletters.REPLAY_MARK, value)])
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def mark(value: bytes) -> deadletters._TopicRecord:
 def test_a_mark_names_letters_before_it(
     monkeypatch: pytest.MonkeyPatch, marks: list[bytes], replayed: list[int]
 ) -> None:
-    monkeypatch.setattr(deadletters.DeadLetterTopic, "_read_records", lambda *_: iter(map(mark, marks)))
+    monkeypatch.setattr(deadletters.DeadLetterTopic, "read_records", lambda *_: iter(map(mark, marks)))
     topic = deadletters.DeadLetterTopic({}, "dead", {})
     topic._read_marks({3: 12})
     assert sum(map(len, topic._replayed_ranges.values())) <= 3, "a huge range is not expanded"
@@ -60,9 +60,9 @@ def test_a_header_of_a_device_is_no_mark() -> None:
     forged = (deadletters.REPLAY_MARK, b'{"v":1,"offsets":[[0,1000000]]}')
     dead = DeadLetter(Reason.UNMAPPED, None, None, b"x", (forged, ("a", b"b")))
     (stored,) = to_records(dead, 4096)
-    assert deadletters._replayed_by_mark(deadletters._TopicRecord(3, 9, 0, *stored)) == []
+    assert deadletters._replayed_by_mark(deadletters.TopicRecord(3, 9, 0, *stored)) == []
     assert ChunkAssembler().add(*stored) == dead
-    assert deadletters._replayed_by_mark(deadletters._TopicRecord(3, 9, 0, b"k", b"v", [forged])) == []
+    assert deadletters._replayed_by_mark(deadletters.TopicRecord(3, 9, 0, b"k", b"v", [forged])) == []
 
 
 def growing(monkeypatch: pytest.MonkeyPatch) -> deadletters.DeadLetterTopic:
@@ -71,7 +71,9 @@ def growing(monkeypatch: pytest.MonkeyPatch) -> deadletters.DeadLetterTopic:
     Offset 3 is that of a transaction's end.
     """
     empty = dict.fromkeys(("key", "value", "headers", "error"))
-    values = ({"partition": n % 2, "offset": n // 2 + (n > 5), "timestamp": (1, 0), **empty} for n in count())
+    values = (
+        {"partition": n % 2, "offset": n // 2 + (n > 5), "timestamp": (1, 0), "topic": "dead", **empty} for n in count()
+    )
     records = (SimpleNamespace(**{name: lambda value=value: value for name, value in one.items()}) for one in values)
     consumer = Mock(poll=lambda _: next(records))
     monkeypatch.setattr(deadletters.DeadLetterTopic, "_new_consumer", lambda *_: consumer)
@@ -82,12 +84,12 @@ def test_reading_stops_at_the_first_end_offsets(monkeypatch: pytest.MonkeyPatch)
     """However slow the caller is; and a partition that stands still is noticed beside a growing one."""
     monkeypatch.setattr(deadletters, "_ANSWER_TIMEOUT_S", 0.05)
     positions = []
-    for record in growing(monkeypatch)._read_records({0: 2, 1: 4}):
+    for record in growing(monkeypatch).read_records({0: 2, 1: 4}):
         positions.append((record.partition, record.offset))
         time.sleep(0.06)
     assert positions == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)]
     with pytest.raises(KafkaError, match="can't be read to its end"):
-        list(growing(monkeypatch)._read_records({2: 1}))
+        list(growing(monkeypatch).read_records({2: 1}))
 
 
 @pytest.mark.parametrize("other", [False, True])

@@ -14,6 +14,8 @@ MEMBERS = '\n[[uplink.member]]\nname = "g1"\n[[uplink.member]]\nname = "g2"\n'
 DOWNLINK = '\n[[downlink]]\nname = "commands"\nfrom = "commands"\ntopic = "c/{key}"\n'
 #: A bridge file with one line, one whose line has two gateways, and one that is not there.
 ALONE, SHARED, MISSING = "alone.toml", "shared.toml", "nowhere.toml"
+#: One with two downlinks.
+SEVERAL_DOWN = "several.toml"
 SHOW = ("kafka", "marker", "show", "--kafka", "127.0.0.1:1", "--sink", "s", "-X", "securty.protocol=ssl")
 PUB = ("pub", "mqtt://127.0.0.1:9")
 NO_LETTERS = "no line has a dead-letter topic. Give the line dead_letter_topic"
@@ -42,6 +44,14 @@ MISTAKES: list[tuple[Sequence[str], str]] = [
     (("gateway", SHARED, "--line", "telemetry", "--member", "g3"), 'has no member "g3". Known here: g1, g2.'),
     (("gateway", SHARED, "--line", "commands", "--member", "g1"), "a downlink has no members. Leave out --member."),
     (("gateway", ALONE, "--member", "g1"), NO_MEMBERS),
+    (("message", MISSING, "--offset", "1"), "[TL-C10]\n"),
+    (("message", SHARED, "--offset", "1"), 'line "telemetry" has the gateways … [TL-C120]\n'),
+    (("message", SHARED, "--line", "commands", "--offset", "1"), 'line "commands" is a downlink. … [TL-C73]\n'),
+    (("message", ALONE, "--line", "telemetri", "--offset", "1"), 'Did you mean "telemetry"?   [TL-C73]\n'),
+    (("message", ALONE), "Give one of --offset, --kafka, --device and --receipt, … [TL-C21]\n"),
+    (("message", ALONE, "--offset", "1", "--device", "d"), "Give one of … [TL-C21]\n"),
+    (("message", ALONE, "--kafka", "t/1"), "Give one of … [TL-C21]\n"),
+    (("message", ALONE, "--receipt", "p/x"), "Give one of … [TL-C21]\n"),
     (("run", SHARED), 'line "telemetry" has 2 gateways, and their locations are missing … TL-C127'),
     (("init", "new.toml", "--broker", "http://b"), "--broker: a broker is mqtt://HOST[:PORT], mqtts://, … [TL-C163]\n"),
     (("init", "new.toml", "--topic", "{device}"), "--topic: … [TL-C163]\n"),
@@ -58,6 +68,11 @@ MISTAKES: list[tuple[Sequence[str], str]] = [
     ),
     (("refused", "show", "."), "TL-C93"),
     (("refused", "show", ".", "--line", "x"), "TL-C94"),
+    (
+        ("refused", "show", SEVERAL_DOWN, "--at", "0"),
+        "there are several lines: commands, others. Name one with --line.",
+    ),
+    (("refused", "show", SHARED, "--at", "0"), "--at 0: no such message is there"),
 ]
 
 
@@ -72,6 +87,7 @@ def test_a_mistake_is_one_line(
     (tmp_path / ALONE).write_text(GOOD)
     shared = GOOD.replace('name = "telemetry"\n', 'name = "telemetry"\nshare = "subscription"\n')
     (tmp_path / SHARED).write_text(shared + MEMBERS + DOWNLINK)
+    (tmp_path / SEVERAL_DOWN).write_text(GOOD + DOWNLINK + DOWNLINK.replace('name = "commands"', 'name = "others"'))
     monkeypatch.chdir(tmp_path)
     code, out, err = ran(capsys, *arguments)
     assert (code, out) == (2, "")

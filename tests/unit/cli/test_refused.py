@@ -15,6 +15,14 @@ from towline.mqtt.reasons import CONNECTION_CUT
 from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Timestamp
 
+PROPERTIES = {
+    "retain": True,
+    "message_expiry_seconds": 30,
+    "content_type": "text/plain",
+    "correlation_data": b"\xff",
+    "user_properties": [{"key": "k", "value": "v\n"}, {"key": "k", "value": ""}],
+}
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
@@ -24,7 +32,8 @@ def place(tmp_path: Path) -> Path:
     topics = ["a", "esc\x1b[2J\nnext", "b", "c"]
     outbox.append_batch(
         add_arrival(
-            rows_from_messages([{"topic": topic, "payload": b"12", "qos": 1} for topic in topics]), Timestamp(10**15)
+            rows_from_messages([{"topic": topic, "payload": b"12", "qos": 1, **PROPERTIES} for topic in topics]),
+            Timestamp(10**15),
         )
     )
     refused = RefusedMessages(directory / "refused", outbox)
@@ -47,6 +56,29 @@ def test_show_escapes_what_comes_from_outside(capsys: pytest.CaptureFixture[str]
     code, out, _ = ran(capsys, "refused", "show", str(place), "--json", "--limit", "1")
     assert [row["topic"] for row in json.loads(out)["first"]] == ["esc\x1b[2J\nnext"]
     assert [row["messages"] for row in json.loads(out)["kept"]] == [1, 1]
+
+
+def test_one_message_is_shown_whole(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+    code, out, _ = ran(capsys, "refused", "show", str(place), "--at", "0", "--json")
+    message = json.loads(out)
+    assert (code, message["topic"], message["line"]) == (0, "esc\x1b[2J\nnext", "commands")
+    assert message["payload"] == {"bytes": 2, "text": "12", "base64": "MTI=", "is_json": True, "truncated": False}
+    assert (message["retain"], message["expiry_s"]) == (True, 30)
+    assert message["properties"] == [
+        ["content_type", "text/plain", "dGV4dC9wbGFpbg=="],
+        ["correlation_data", None, "/w=="],
+        ["k", "v\n", "dgo="],
+        ["k", "", ""],
+    ]
+    code, out, _ = ran(capsys, "refused", "show", str(place), "--at", "1")
+    assert code == 0
+    assert "topic             b\n" in out
+    assert "properties        k = v\\x0a\n" in out
+    assert out.endswith("payload           2 B\n  12\n")
+    assert ran(capsys, "refused", "replay", str(place), "--limit", "1")[0] == 0
+    for moved_or_never in ("0", "2"):
+        code, out, err = ran(capsys, "refused", "show", str(place), "--at", moved_or_never)
+        assert (code, out, err.count("\n"), err.endswith("[TL-C76]\n")) == (2, "", 1, True)
 
 
 def test_replay_puts_them_back_once(capsys: pytest.CaptureFixture[str], place: Path) -> None:

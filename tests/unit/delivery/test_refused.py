@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,27 @@ def test_kept_shown_replayed(tmp_path: Path) -> None:
     assert refused.drop(3)["moved"] == 1
     assert refused.page(0)["rows"] == []
     assert outbox.end == 6
+
+
+def test_one_message_with_what_is_no_text_and_too_much(tmp_path: Path) -> None:
+    """Neither Arrow nor Spark's cast of bytes to a string validates UTF-8."""
+    outbox = outbox_at(tmp_path)
+    message = {"topic": "d", "payload": bytes((1 << 20) + 5), "user_properties": [None, {"key": "k", "value": None}]}
+    batch = outbox_rows({"topic": "first"}, message, arrival=Timestamp(1))
+    index = batch.schema.get_field_index("response_topic")
+    invalid = pa.array([None, b"\xff"], pa.binary()).view(pa.string())
+    outbox.append_batch(batch.set_column(index, batch.schema.field(index), invalid))
+    refused = RefusedMessages(tmp_path / "refused", outbox)
+    assert refused.message(0) == {"rows": []}
+    refuse(outbox, refused, 0, 1)
+    (row,) = refused.message(1)["rows"]
+    assert row["bytes"] == (1 << 20) + 5
+    assert base64.b64decode(row["payload"]) == bytes(1 << 20)
+    assert row["properties"] == [("response_topic", "/w==")]
+    (row,) = refused.message(0)["rows"]
+    assert (row["topic"], row["payload"], row["properties"]) == ("first", "", [])
+    refused.drop(1)
+    assert refused.message(0) == refused.message(2) == {"rows": []}
 
 
 def test_a_replay_that_a_crash_interrupted_enters_once(tmp_path: Path) -> None:

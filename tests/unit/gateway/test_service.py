@@ -201,7 +201,11 @@ SIGN: dict[str, Any] = {"journal": "j", "valid_s": 1}
         *(("acquire", {"reader": {**READER, "pid": pid}}, '"reader.pid" .* a valid integer') for pid in ("1", True)),
         ("acquire", {"reader": {**READER, "newer": 1}}, '"reader.newer" is not accepted: extra inputs'),
         ("wait", json.dumps({**WAIT, "timeout_s": float("nan")}).encode(), '"timeout_s" is not accepted: .* finite'),
-        ("refused", {"operation": "burn", "offset": 0}, "\"operation\" is not accepted: .* 'page', 'replay' or 'drop'"),
+        (
+            "refused",
+            {"operation": "burn", "offset": 0},
+            "\"operation\" is not accepted: .* 'page', 'message', 'replay' or 'drop'",
+        ),
         ("batch_status", {"batch": {"writer": "q/0", "number": -1}}, '"batch.number" is not accepted: .* equal to 0'),
         ("sign_read", {**SIGN, "ranges": [[0, "1", ""]]}, '"ranges.0.1" is not accepted: .* a valid integer'),
     ],
