@@ -99,6 +99,16 @@ class Checkpoint:
         """Return the newest batch in the commit log; None if there is none, or the checkpoint is not local."""
         return max(self._batches(_COMMITS), default=None)
 
+    def planned_batches(self) -> list[int]:
+        """Return the batches that the offset log still has, in order; empty if the checkpoint is not local."""
+        return self._batches(_OFFSETS)
+
+    def committed_at(self, batch: int) -> float | None:
+        """Return when a batch was committed at the latest, in seconds since 1970; None if that is unknown."""
+        with contextlib.suppress(OSError):  # a start writes the newest entries again (`sync`), so it may be later
+            return (self._path / _COMMITS / str(batch)).stat().st_mtime
+        return None
+
     @property
     def all_committed(self) -> bool:
         """True if every planned batch is committed."""

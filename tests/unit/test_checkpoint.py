@@ -298,3 +298,13 @@ def test_a_line_of_the_offset_log_ends_at_a_line_feed_alone(tmp_path: Path) -> N
     checkpoint = Checkpoint(str(tmp_path))
     assert checkpoint.offsets(0) == checkpoint.newest_offsets() == [offset]
     assert checkpoint.ends_at(offset, committed=False)
+
+
+def test_when_a_batch_was_committed(spark: Spark) -> None:
+    """A file's time is that of the commit, or later."""
+    spark.run(3, 4)
+    spark.plan(5)
+    os.utime(spark.path / "commits" / "4", (0, 1_700_000_000.5))
+    found = Checkpoint(str(spark.path))
+    assert (found.planned_batches(), Checkpoint("s3://b/ck").planned_batches()) == ([3, 4, 5], [])
+    assert (found.committed_at(4), found.committed_at(5), found.committed_at(6)) == (1_700_000_000.5, None, None)

@@ -342,6 +342,12 @@ class KafkaAdmin:
         results = self.request(lambda admin: wait_until(lambda: [_offsets(admin, pairs, earliest, timeout)], timeout))
         return {partition: offset for (_, partition), offset in results[0].items()}
 
+    def offsets_at(self, topic: str, partitions: Iterable[int], seconds: float) -> dict[int, int]:
+        """Return the first offset with a timestamp from a time on, in seconds since 1970; no partition without one."""
+        pairs, spec = [(topic, partition) for partition in partitions], OffsetSpec.for_timestamp(int(seconds * 1000))
+        found = self.request(lambda admin: _offsets(admin, pairs, spec, self._timeout))
+        return {partition: offset for (_, partition), offset in found.items() if offset >= 0}
+
 
 def watermarks(consumer: Any, partition: TopicPartition, timeout_s: float) -> tuple[int, int]:
     """Return the low watermark and the end offset of a partition, at the consumer's isolation level.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -115,6 +117,8 @@ def test_messages_arrive_whatever_is_killed(
     publish(broker, 0, 1, topic="t/d/large", text="x" * 1_100_000)
     wait_until(lambda: (a := bridge.account())["received"] >= 1008 and not a["waiting"], PATIENCE, "a dead letter")
 
+    told_where_messages_are(bridge, name, dead)
+
     children = psutil.Process(bridge.process.pid).children(recursive=True)
     assert children
     bridge.process.kill()
@@ -144,9 +148,49 @@ def test_messages_arrive_whatever_is_killed(
     assert first_seen == [f"m{n}".encode() for n in range(1500)], "order, repeats aside"
     assert "its batch is repeated after the next start" in bridge.out
     assert "10 messages on disk; the next start delivers them" in bridge.out
+    told = story(bridge, "--offset", "1517")
+    assert (told["state"], told["candidates"]) == ("in_batch", [])
     assert "adds up ✓" in bridge.out
     assert "the broker keeps the session tests-line" in bridge.out
     assert "Traceback" not in bridge.out
+
+
+def story(bridge: Running, *question: str) -> dict[str, Any]:
+    """What `towline message --json` says of the line."""
+    told: dict[str, Any] = json.loads(bridge.command("message", "--line", "line", "--json", *question))
+    return told
+
+
+def told_where_messages_are(bridge: Running, name: str, dead: str) -> None:
+    """In Kafka; a dead letter; one whose row the gateway removed when it was killed; and the newest of a device."""
+    told = story(bridge, "--offset", "600")
+    assert (told["state"], told["gateway"]) == ("in_kafka", "line")
+    steps = {step["name"]: step for step in told["steps"]}
+    assert [*steps] == ["received", "journaled", "acknowledged", "batch", "committed", "kafka"]
+    assert steps["received"]["text"] == "topic t/d/x, QoS 1, 4 bytes"
+    assert steps["received"]["at"] <= steps["committed"]["at"]
+    assert abs(steps["kafka"]["at"] - steps["received"]["at"]) < 0.001
+    (record,) = told["candidates"]
+    assert steps["kafka"]["text"] == f"{record['kafka']}, topic t/d/x"
+    assert record["kafka"].startswith(f"{name}/0/")
+    back = story(bridge, "--kafka", record["kafka"])
+    assert (back["state"], back["offset"], back["candidates"]) == ("in_kafka", None, [record])
+
+    removed = story(bridge, "--offset", "5")
+    assert (removed["state"], removed["steps"][0]["text"]) == (
+        "committed",
+        "unknown: its row is no longer in the journal",
+    )
+    assert "no header of the routes names its offset" in removed["steps"][-1]["text"]
+    told = story(bridge, "--offset", "1007")
+    (letter,) = told["candidates"]
+    assert (told["state"], letter["kafka"].startswith(f"{dead}/")) == ("dead_letter", True)
+    assert letter["text"].startswith("dead letter, too_large: ")
+    assert story(bridge, "--offset", "1008")["state"] == "not_received"
+
+    *_, newest, largest = story(bridge, "--device", "d")["candidates"]
+    assert (newest["text"], newest["kafka"].startswith(f"{name}/")) == ("topic t/d/x", True)
+    assert (largest["offset"], largest["kafka"]) == (1007, letter["kafka"])
 
 
 def stops_in_time(bridge: Running, broker: Mosquitto, kafka: Kafka) -> None:
@@ -184,7 +228,16 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, broker: Mosquitto, 
     assert bridge.command("restart", "line") == 'line "line": gateway and query restarted\n'
     wait_until(bridge.online, PATIENCE, "the gateway again")
     assert (bridge.line()["gateway"]["pid"] == gateway, bridge.account()["waiting"]) == (False, 100)
+    told = story(bridge, "--offset", "3")
+    assert (told["state"], [step["name"] for step in told["steps"]]) == (
+        "waiting",
+        ["received", "journaled", "acknowledged", "batch"],
+    )
+    assert told["steps"][0]["text"] == "topic t/d/x, QoS 1, 2 bytes"
     assert bridge.interrupt() == 0
     assert "100 messages on disk; the next start delivers them" in bridge.out
+    told = story(bridge, "--offset", "3")
+    assert (told["state"], told["steps"][0]["at"]) == ("waiting", None)
+    assert told["steps"][0]["text"].startswith("unknown: its gateway does not answer")
     line = bridge.line()
     assert (line["gateway_running"], line["account"], line["last"]["account"]["waiting"]) == (False, None, 100)

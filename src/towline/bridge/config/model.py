@@ -177,3 +177,14 @@ class Bridge(BridgeSection):
                 return line
         hint = did_you_mean(name, [line.name for line in self.lines])
         raise ConfigError("TL-C73", str(self.file), f'no line is named "{name}"', hint)
+
+    def uplink(self, name: str | None) -> Uplink:
+        """Return the uplink of a name, or the only one; raises ConfigError, TL-C73, where there is none or several."""
+        if name is None and len(self.uplinks) > 1:
+            names = ", ".join(line.name for line in self.uplinks)
+            raise ConfigError("TL-C73", str(self.file), f"there are several uplinks: {names}", "Name one with --line.")
+        line = (*self.uplinks, *self.lines)[0] if name is None else self.line(name)
+        if isinstance(line, Uplink):
+            return line
+        remedy = "Name an uplink with --line; for a downlink see towline status and towline refused show."
+        raise ConfigError("TL-C73", str(self.file), f'line "{line.name}" is a downlink', remedy)

@@ -154,7 +154,6 @@ def _reachable_routes(routes: Sequence[RouteSection], retired_routes: Iterable[R
     for route, retired_at in retired_routes:
         topic_filter = Pattern.parse(route.from_).filter
         if not any(covers(earlier_filter, topic_filter) for earlier_filter in filters):
-            filters.append(topic_filter)
             yield route, retired_at
 
 

@@ -43,6 +43,14 @@ _MAX_WAITING_FRAMES: Final = 256
 _MAX_NONCES: Final = 32
 
 
+def noted_state(notes: Mapping[str, Any], publisher: str, number: int) -> str:
+    """Return the state of a number in the newest epoch by the notes of a journal; "" for an unknown publisher."""
+    if (note := notes.get(_NOTE_PREFIX + publisher)) is None:
+        return ""
+    _, watermark, ranges, committed, *_ = note
+    return "committed" if number < committed else "journaled" if number in Ranges(watermark, ranges) else "not_received"
+
+
 class MarkVerdict(Enum):
     """Verdict on a marked message."""
 
