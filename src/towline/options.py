@@ -255,6 +255,15 @@ def parse_host_port(text: str) -> tuple[str, int]:
     return (match[1] or "127.0.0.1").strip("[]"), int(match[2])
 
 
+#: Host names of a loopback address.
+LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only clients of this machine reach a listen address; raises ValueError as `parse_host_port`."""
+    return parse_host_port(address)[0] in LOOPBACK_HOSTS
+
+
 def parse_path(text: str) -> str:
     """Parse a path on this machine; ``~`` is the home directory, a relative path becomes absolute."""
     if not text or re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping
 
-    from towline.gateway.settings import ListenSettings
 
 #: Scheme of the location of a gateway on a network.
 REMOTE_SCHEME: Final = "grpc+tls://"
@@ -177,14 +176,14 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class ServerCertificate:
-    """TLS certificate chain and key of a gateway, with the end of their validity."""
+    """TLS certificate chain and key of a server, with the end of their validity."""
 
     chain: bytes
     key: bytes = field(repr=False)
     valid_until: datetime
 
     @classmethod
-    def read(cls, settings: ListenSettings) -> ServerCertificate:
+    def read(cls, cert_file: Path, key_file: Path) -> ServerCertificate:
         """Read and validate the certificate and key files.
 
         Raises:
@@ -196,7 +195,6 @@ class ServerCertificate:
         client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         client.check_hostname = False
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        cert_file, key_file = settings.cert_file, settings.key_file
         try:
             chain, key = cert_file.read_bytes(), key_file.read_bytes()
             server.load_cert_chain(cert_file, key_file, password=b"")

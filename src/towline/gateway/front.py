@@ -233,7 +233,8 @@ def _serve(config: Mapping[str, Any]) -> None:
     log = structlog.get_logger("towline.gateway").bind(line=name)
     key = TicketKey.load(name, Path(config["state_dir"]))
     authenticator = CallAuthenticator(name, TokenFile(settings.token_file), key)
-    service = _listen(settings.location, ServerCertificate.read(settings), gateway, authenticator)
+    certificate = ServerCertificate.read(settings.cert_file, settings.key_file)
+    service = _listen(settings.location, certificate, gateway, authenticator)
     reported_status, certificate_problem, next_check_at = dict[str, object](), "", 0.0
     max_bytes = config.get("most_bytes") or max(_MIN_MEMORY_LIMIT_BYTES, _PAGE_BYTES * os.sysconf("SC_PHYS_PAGES") // 4)
     while not select.select([sys.stdin], [], [], _MEMORY_CHECK_S if reported_status else 0)[0]:
@@ -247,7 +248,7 @@ def _serve(config: Mapping[str, Any]) -> None:
             continue
         next_check_at = time.monotonic() + _CERTIFICATE_CHECK_S
         try:
-            certificate, certificate_problem = ServerCertificate.read(settings), ""
+            certificate, certificate_problem = ServerCertificate.read(settings.cert_file, settings.key_file), ""
         except ConfigError as error:
             if str(error) != certificate_problem:
                 log.warning("certificates not renewed", code=error.code, reason=(certificate_problem := str(error)))

@@ -163,7 +163,7 @@ class _Gateway:
         self._front: NetworkFront | None = None
         if settings.listen is not None:  # checked before a broker is connected; the network process reads them
             TokenFile(settings.listen.token_file)
-            ServerCertificate.read(settings.listen)
+            ServerCertificate.read(settings.listen.cert_file, settings.listen.key_file)
         #: Seconds since the last write to the journal; 0 at the first start.
         write_times = [stamp[0] / 1e9 for file in settings.inbox_dir.glob("*") if (stamp := files.file_version(file))]
         self._downtime_s = time.time() - max(write_times) if write_times else 0.0

@@ -23,7 +23,7 @@ from tests.unit.monitor.test_metrics import NOW, PUBLISHER, everything, exported
 from tests.unit.monitor.test_server import Served
 from towline.bridge.lines.account import AccountPart
 from towline.monitor.gateway import GatewayFacts, GatewayMonitor
-from towline.monitor.server import serve
+from towline.monitor.server import monitor_routes, serve
 from towline.monitor.table import publisher_samples
 from towline.timing import Histogram
 
@@ -100,7 +100,7 @@ def test_a_gateway_whose_broker_and_which_itself_goes_away(
     broker = new_mosquitto()
     gateway = new_gateway(broker).connect()
     facts = GatewayFacts("b", "line", gateway.settings.name, "up")
-    with serve(GatewayMonitor(facts, gateway.settings.state_dir), "127.0.0.1:0") as port:
+    with serve(monitor_routes(GatewayMonitor(facts, gateway.settings.state_dir)), "127.0.0.1:0") as port:
         served = Served(port)
 
         def until(metric: str, value: int) -> str:

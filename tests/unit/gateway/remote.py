@@ -77,7 +77,9 @@ class Remote:
 def listening(settings: ListenSettings, server: Served, name: str) -> RemoteService:
     """Let a served journal listen on the network."""
     door = CallAuthenticator(name, TokenFile(settings.token_file), server.service.tickets)
-    return RemoteService(settings.location, ServerCertificate.read(settings), server.location, door)
+    return RemoteService(
+        settings.location, ServerCertificate.read(settings.cert_file, settings.key_file), server.location, door
+    )
 
 
 @contextlib.contextmanager

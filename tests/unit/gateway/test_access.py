@@ -193,7 +193,7 @@ def test_files_of_the_gateway_that_cannot_be_used(tmp_path: Path, cert: str, sec
     locked = private.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.BestAvailableEncryption(b"x"))
     (tmp_path / "locked.key").write_bytes(locked)
     with pytest.raises(ConfigError, match="TL-C97") as refused:
-        ServerCertificate.read(pki.settings(cert_file=tmp_path / cert, key_file=tmp_path / secret))
+        ServerCertificate.read(tmp_path / cert, tmp_path / secret)
     assert re.search(said, str(refused.value))
 
 

@@ -12,7 +12,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.runtime.state import BridgeState
 from towline.errors import ConfigError
 from towline.monitor import server
-from towline.monitor.server import serve
-from towline.monitor.serving import metrics_endpoint
+from towline.monitor.server import monitor_routes
+from towline.monitor.server import serve as serve_routes
+from towline.monitor.serving import bridge_endpoint, gateway_endpoint
 from towline.options import parse_host_port
 
 HOME = "127.0.0.1:0"
@@ -84,6 +85,10 @@ class Served:
         return one
 
 
+def serve(monitor: Any, address: str, more: Sequence[Route] = ()) -> contextlib.AbstractContextManager[int]:
+    return serve_routes([*monitor_routes(monitor), *more], address)
+
+
 @pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(server, "_ACCEPT_INTERVAL_S", 0.0)  # one test has the pace
@@ -123,7 +128,7 @@ def test_a_page_of_another_name_reads_nothing(served: Served) -> None:
 
 
 def test_a_port_that_is_taken_is_one_clear_line(served: Served, verdicts: Any) -> None:
-    taken = rf"127.0.0.1:{served.port}: metrics can't be served there \(address already in use\).*TL-C146"
+    taken = rf"127.0.0.1:{served.port}: metrics and page can't be served there \(address already in use\).*TL-C146"
     for address, said in ((f"127.0.0.1:{served.port}", taken), ("192.0.2.1:9464", r"192.0.2.1:9464: .*TL-C146")):
         with pytest.raises(ConfigError, match=said), serve(verdicts, address):  # RFC 5737: nobody's
             pass
@@ -141,7 +146,7 @@ def test_who_takes_all_places_is_cut_off(
     monkeypatch.setattr(server, "_CONNECTION_TIMEOUT_S", connection_s)
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(serve(verdicts, HOME, [Route("/large", lambda _: Response(LARGE))]))
-        slow = [stack.enter_context(Served(port).connect()) for _ in range(4)]
+        slow = [stack.enter_context(Served(port).connect()) for _ in range(8)]
         for one in slow:
             one.sendall(data)
 
@@ -157,7 +162,7 @@ def test_who_takes_all_places_is_cut_off(
 def test_one_too_many_is_sent_away_and_answers_under_way_count(served: Served, verdicts: Any) -> None:
     """Who went away keeps his place while his answer is still being made: no more threads than places."""
     with contextlib.ExitStack() as stack:
-        for _ in range(4):
+        for _ in range(8):
             one = stack.enter_context(served.connect())
             one.sendall(b"GET /held HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_until(lambda: not served.answers(), what="all places taken")
@@ -215,7 +220,10 @@ def test_an_address() -> None:
 def test_no_address(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r'bridge.toml:17  \[monitor\]: .*Write it as "127.0.0.1:9464".*TL-C05'):
         read(f'{GOOD}[monitor]\nlisten = "{text}"\n', tmp_path)
-    with pytest.raises(ConfigError, match=r"--metrics: .*TL-C145"), metrics_endpoint(read(GOOD, tmp_path), text or " "):
+    with (
+        pytest.raises(ConfigError, match=r"--metrics, --listen: .*TL-C145"),
+        bridge_endpoint(read(GOOD, tmp_path), text or " "),
+    ):
         pass
 
 
@@ -226,11 +234,11 @@ def listening() -> set[Any]:
 
 def test_nothing_listens_that_was_not_asked_for(tmp_path: Path) -> None:
     before = listening()
-    with metrics_endpoint(read(GOOD, tmp_path), None) as observe:
+    with bridge_endpoint(read(GOOD, tmp_path), None) as observe:
         observe(BridgeState("b", tmp_path, {"line": "up"}))
         assert listening() == before
     plan = read(f'{GOOD}[monitor]\nlisten = "{HOME}"\n', tmp_path)
-    with metrics_endpoint(plan, None, plan.lines[0].gateway):  # the file's address is the bridge's
+    with gateway_endpoint(plan, None, plan.lines[0].gateway):  # the file's address is the bridge's
         assert listening() == before
-    with metrics_endpoint(plan, None):
+    with bridge_endpoint(plan, None):
         assert len(listening() - before) == 1

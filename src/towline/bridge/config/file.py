@@ -211,7 +211,10 @@ class _FileReader:
         checks: list[tuple[str, Callable[[], object]]] = []
         if listens and all(file is not None and file.is_file() for file in files.values()):  # else it is an error
             listen_settings = ListenSettings.model_validate({"address": "localhost:0", **files})
-            checks = [("gateway", partial(ServerCertificate.read, listen_settings))]
+            certificate = partial(ServerCertificate.read, listen_settings.cert_file, listen_settings.key_file)
+            checks = [("gateway", certificate)]
+        if problem := monitor.access_problem(monitor.listen, has_page=monitor.page):
+            self._errors.add("TL-C211", ("monitor", "listen"), problem)
         for table, token_file in (("gateway", gateway.token_file), ("monitor", monitor.token_file)):
             if token_file is not None and os.access(token_file, os.R_OK):  # without access status works still
                 checks.append((table, partial(TokenFile, token_file)))

@@ -21,6 +21,7 @@ from towline.gateway.settings import ListenAddress, OutboxLimits, ReceiptSetting
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.net.settings import MqttSettings
+from towline.options import is_loopback
 from towline.spark.batching import LONGEST_DELAY_MS
 from towline.validation import SettingsModel
 
@@ -156,17 +157,36 @@ class MonitorSection(SettingsModel):
 
     Attributes:
         listen: ``HOST:PORT`` of the endpoint with metrics, health and lines (docs/monitoring.md); a port alone is one
-            of 127.0.0.1; default no endpoint. There is no TLS: another address than loopback is for a network on which
-            everybody may read them.
-        token_file: Tokens, one a line; each lets a client pause, resume and restart lines there
-            (docs/monitoring.md#lines-over-http). Without it nobody may.
+            of 127.0.0.1; default no endpoint.
+        page: Whether the endpoint serves the page of the bridge, too (docs/page.md); off loopback it needs the three
+            files below.
+        read_only: Whether nobody may pause, resume and restart lines, replay messages or run doctor there; default
+            true off loopback, else false.
+        token_file: Tokens, one a line; each lets a client act there (docs/monitoring.md#lines-over-http), and opens a
+            session of the page. Without it nobody may act.
+        cert_file: Certificate chain (PEM) of the endpoint; without it there is no TLS, and who reaches the address may
+            read metrics and lines. A changed file is read again.
+        key_file: Its private key (PEM).
         broker_queue_messages: Most messages that the broker queues for one offline client, such as Mosquitto's
             ``max_queued_messages``; for the metric of that outage budget. Default no limit, or not known.
     """
 
     listen: ListenAddress | None = None
+    page: bool = False
+    read_only: bool | None = None
     token_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
     broker_queue_messages: Annotated[int, Field(ge=1)] | None = None
+
+    def access_problem(self, address: str | None, *, has_page: bool) -> str:
+        """Return what its files lack to be served at an address, as text; "" for nothing."""
+        if (self.cert_file is None) != (self.key_file is None):
+            return "cert_file and key_file are needed together"
+        is_remote = has_page and address is not None and not is_loopback(address)
+        if is_remote and (self.cert_file is None or self.token_file is None):
+            return "the page is served to other machines only with TLS and a token: cert_file, key_file, token_file"
+        return ""
 
 
 # -- routes ---------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from towline.gateway.settings import GatewaySettings, ShareMethod
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecure_settings
 from towline.mqtt.filters import overlapping_pairs
+from towline.options import LOOPBACK_HOSTS
 from towline.text import count_text, printable
 
 #: Row of a line: label and text; rows without text are not shown.
@@ -32,7 +33,6 @@ _ACK_TEXTS: Final = {
 }
 #: Keys of a line with names of Kafka topics.
 _TOPIC_KEYS: Final = ("topic", "dead_letter_topic", "from")
-_LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def plan_text(bridge: Bridge, remarks: Iterable[str] = ()) -> str:
@@ -186,7 +186,7 @@ def _transport_warnings(line: Uplink | Downlink, document: Document) -> Iterator
     gateway = line.gateway
     if gateway.tls.insecure:
         yield "tls.insecure: the broker's certificate is not verified; anyone in between can read and change."
-    plaintext_brokers = [broker for broker in gateway.brokers if not broker.tls and broker.host not in _LOOPBACK_HOSTS]
+    plaintext_brokers = [broker for broker in gateway.brokers if not broker.tls and broker.host not in LOOPBACK_HOSTS]
     if gateway.password_file and plaintext_brokers:
         broker_text = document.restore_references(str(plaintext_brokers[0]), "brokers")
         yield f"the password crosses the network in clear text to {broker_text}. Use mqtts:// or wss://."
