@@ -27,6 +27,7 @@ THREADS = {
     "gateway *": "to the reader",
     "gateway-call": "to the caller",
     "heartbeat": "again",
+    "history": "again",
     "keep-gateway": "again",
     "metrics": "again",
     "mqtt *": "to all who wait (Client._end)",

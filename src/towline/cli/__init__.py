@@ -40,6 +40,8 @@ COMMANDS = {
     "explain": "explain the code of an error: cause and remedy; no network",
     "schema": "JSON Schema of the bridge file, for editors",
     "status": "the account of every message: received, waiting, committed",
+    "ui": "the page of a bridge in a browser; message: the way of one message",
+    "message": "",
     "dlq": "dead letters: show them, and replay the fixed ones",
     "refused": "messages the broker refused: show them, send them again",
     "pub": "publish test messages to an MQTT broker",

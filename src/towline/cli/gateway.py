@@ -46,7 +46,7 @@ def gateway(
     from towline.gateway.launch import stop_running  # noqa: PLC0415
     from towline.gateway.process import configure_logging, run  # noqa: PLC0415
     from towline.gateway.sessions import check_drainable  # noqa: PLC0415
-    from towline.monitor.serving import metrics_endpoint  # noqa: PLC0415
+    from towline.monitor.serving import gateway_endpoint  # noqa: PLC0415
 
     if stop is not None:
         print_lines([_stop_detached(stop)])
@@ -58,7 +58,7 @@ def gateway(
         check_drainable(settings)
         settings = settings.model_copy(update={"drain_s": idle})
         stop_running(settings.state_dir)  # now: a supervisor that restarts it finds this process
-    with metrics_endpoint(bridge, metrics, settings):
+    with gateway_endpoint(bridge, metrics, settings):
         code = run(settings)
     if drain and code == 0:
         report = f"{settings.name} is drained: all is committed, and its session at the broker is ended"

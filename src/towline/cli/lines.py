@@ -25,10 +25,10 @@ def run(
     """
     from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415
     from towline.bridge.runtime.supervisor import Supervisor  # noqa: PLC0415
-    from towline.monitor.serving import metrics_endpoint  # noqa: PLC0415
+    from towline.monitor.serving import bridge_endpoint  # noqa: PLC0415
 
     bridge = load_bridge(file)
-    with metrics_endpoint(bridge, metrics) as observe, make_screen(live=is_terminal()) as screen:
+    with bridge_endpoint(bridge, metrics) as observe, make_screen(live=is_terminal()) as screen:
         code = Supervisor(bridge, screen, observe).run()
     raise typer.Exit(code)
 

@@ -13,10 +13,12 @@ from tests.unit.monitor.test_server import Served
 from towline.bridge.runtime.state import PAUSED_FILE, RESTART_FILE, BridgeState, consume_request, read_pause
 from towline.bridge.runtime.status import collect_bridge_status
 from towline.errors import ConfigError
+from towline.gateway.access import TokenFile
 from towline.monitor import server
-from towline.monitor.bridge import BridgeMonitor
-from towline.monitor.server import BridgeLines, serve
-from towline.monitor.serving import metrics_endpoint
+from towline.monitor.lines import BridgeRoutes
+from towline.monitor.server import serve
+from towline.monitor.serving import bridge_endpoint, serve_bridge
+from towline.monitor.sessions import SessionStore
 
 TOKEN = "0123456789abcdef"  # noqa: S105
 MONITOR = '\n[monitor]\nlisten = "127.0.0.1:0"\ntoken_file = "token"\n'
@@ -43,9 +45,8 @@ def bridged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bridged
     state = BridgeState("plant-7", bridge.state_dir, {"telemetry": "up"}, file=bridge.file)
     state.lines["telemetry"].query = "running"
     state.save()
-    monitor = BridgeMonitor("plant-7", {})
-    monitor.set_state(state)
-    with serve(monitor, "127.0.0.1:0", BridgeLines(bridge, monitor).routes()) as port:
+    sessions = SessionStore(TokenFile(tmp_path / "token"))
+    with serve(BridgeRoutes(bridge, sessions, state.add_event).routes(), "127.0.0.1:0") as port:
         yield Bridged(port, tmp_path, state)
 
 
@@ -100,8 +101,7 @@ def test_a_wrong_token_is_refused_and_logged_once(bridged: Bridged) -> None:
 def test_without_a_file_of_tokens_nobody_is_let_in(tmp_path: Path) -> None:
     bridge = read(GOOD + '[monitor]\nlisten = "0"\n', tmp_path)
     assert bridge.monitor.listen == "127.0.0.1:0"
-    monitor = BridgeMonitor("plant-7", {})
-    with serve(monitor, "0", BridgeLines(bridge, monitor).routes()) as port:
+    with serve_bridge(bridge, "0", str, has_page=False) as port:
         status, text = Served(port).get("/lines/telemetry/pause", "POST", Authorization=f"Bearer {TOKEN}")
         assert (status, text.startswith("[monitor]: token_file is not set"), "[TL-B73]" in text) == (403, True, True)
 
@@ -123,5 +123,5 @@ def test_who_may_not_read_the_tokens_reads_the_file_and_starts_nothing(
     (tmp_path / "token").chmod(0o644)
     monkeypatch.setattr("os.access", lambda *_: False)
     bridge = read(GOOD + MONITOR, tmp_path)
-    with pytest.raises(ConfigError, match=r"token: the file of tokens.*TL-C98"), metrics_endpoint(bridge, None):
+    with pytest.raises(ConfigError, match=r"token: the file of tokens.*TL-C98"), bridge_endpoint(bridge, None):
         pass
