@@ -317,7 +317,7 @@ def never_at_boot(service: str) -> None:
 
 def helpers() -> tuple[str, str]:
     """Tools for faults and independent reading; tests without them are skipped."""
-    programs = ("strace", "kcat", "prometheus")
+    programs = ("strace", "kcat", "prometheus", "chromium")
     missing = [program for program in programs if which(program) is None]
     refused = []
     for program in missing:

@@ -76,6 +76,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "towline")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Long tests are evidence: `--proof docs/proof/tests.jsonl` keeps a line for each that ran."""
     parser.addoption("--proof", type=Path, metavar="FILE", help="add a line of JSON to FILE for each long test")
+    parser.addoption("--pictures", type=Path, metavar="DIR", help="keep pictures of the page in DIR")
 
 
 @pytest.hookimpl(wrapper=True)
