@@ -89,6 +89,9 @@ class RunDisplay:
         """Show a finished step."""
         typer.echo(f"{title}: {text}")
 
+    def show_bridge(self, file: Path) -> None:
+        """Show where the bridge of the runs is, by its file."""
+
     def fault(self, text: str) -> None:
         """Show a fault that is over."""
         typer.echo(f"  {text}")

@@ -321,6 +321,7 @@ def prove(scenario: Scenario, directory: Path | None, stage: RunDisplay) -> Iter
         seconds = time.monotonic() - began_at
         route_text = f"telemetry/{{device}}/data → kafka:{TOPIC}   {scenario.guarantee}"
         stage.step(f'line "{LINE}"', f"{route_text}   acks after fdatasync   {seconds:.1f} s")
+        stage.show_bridge(rig.bridge.config)
         all_ok = True
         for number, faults in scenario.plans():
             run = Run(scenario, number, faults)

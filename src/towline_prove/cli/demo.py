@@ -6,9 +6,12 @@ It is a run of `towline_prove.scenario` with a display: nothing is simulated and
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
+import threading
 import time
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -18,7 +21,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from towline.cli.screen import is_terminal, terminal_text
+from towline.cli.screen import is_terminal, load_bridge, terminal_text
+from towline.cli.ui import open_page
 from towline_prove.evidence import RunDisplay, RunProgress
 
 if TYPE_CHECKING:
@@ -43,6 +47,7 @@ def demo(
     rate: Annotated[float | None, typer.Option(min=1, help="Messages a second (default 1000; receipts: 500).")] = None,
     kills: Annotated[bool, typer.Option(help="Kill the gateway and Spark on the way.")] = True,
     keep: Annotated[Path | None, typer.Option(help="Keep logs, configuration and data in this directory.")] = None,
+    ui: Annotated[bool, typer.Option("--ui", help="Show it on the page of the bridge, too, until Ctrl-C.")] = False,
 ) -> None:
     """Start real brokers and a bridge, publish numbered messages, kill -9 on the way, and show the account.
 
@@ -78,21 +83,24 @@ def demo(
     # Ended by a signal, everything that was started still ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     enable_fast_start()
-    if not _run_demo(scenario, keep):
+    if not _run_demo(scenario, keep, with_page=ui):
         raise typer.Exit(1)
 
 
-def _run_demo(scenario: Scenario, keep: Path | None) -> bool:
+def _run_demo(scenario: Scenario, keep: Path | None, *, with_page: bool) -> bool:
     """Run the scenario and print its account; return whether the promise was kept."""
     from towline_prove.scenario import prove  # noqa: PLC0415
 
     began_at = time.monotonic()
-    with contextlib.closing(_TerminalDisplay()) as display:
-        (run,) = prove(scenario, keep, display)
-    _print_account(run)
-    _print_line("done" if run.ok else "failed", f"{time.monotonic() - began_at:.0f} s")
-    if run.ok:
-        typer.echo("Next: towline init   your own brokers, in five questions")
+    with contextlib.closing(_TerminalDisplay(with_page=with_page)) as display:
+        for run in prove(scenario, keep, display):
+            display.close_table()
+            _print_account(run)
+            _print_line("done" if run.ok else "failed", f"{time.monotonic() - began_at:.0f} s")
+            display.wait_on_page()
+    if run.ok and not with_page:
+        typer.echo("Next: towline init        your own brokers, in five questions")
+        typer.echo("      towline demo --ui   the same on a page, the kills as bands")
     return run.ok
 
 
@@ -129,16 +137,38 @@ def _print_line(title: str, text: str) -> None:
 class _TerminalDisplay(RunDisplay):
     """Display as one growing table on a terminal, as plain lines elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_page: bool = False) -> None:
+        self._with_page, self._page = with_page, contextlib.ExitStack()
         self._console = Console()
         self._live: Live | None = None
         self._step_began_at = time.monotonic()
         self._reported_at = 0.0
 
     def close(self) -> None:
+        """Stop the live table and the page."""
+        self.close_table()
+        self._page.close()
+
+    def close_table(self) -> None:
         """Stop the live table."""
         if self._live is not None:
             self._live.stop()
+            self._live = None
+
+    def show_bridge(self, file: Path) -> None:
+        """Serve the page of the bridge, print its link, and open it where there is a browser."""
+        if self._with_page:
+            link = self._page.enter_context(open_page(load_bridge(file), "127.0.0.1:0"))
+            _print_line("page", link)
+            if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+                webbrowser.open(link)  # not one that would take the terminal
+
+    def wait_on_page(self) -> None:
+        """Wait until Ctrl-C while the page is open; the bridge goes on."""
+        if self._with_page:
+            _print_line("page", "stays until Ctrl-C, with brokers and bridge")
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait()
 
     def step(self, title: str, text: str) -> None:
         """Print one line about a finished step."""
