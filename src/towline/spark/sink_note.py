@@ -142,6 +142,7 @@ class BatchTotals:
 
 #: Number of batches whose totals are kept: more than any reader is behind.
 _KEPT_BATCHES: Final = 10
+_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +162,13 @@ class SinkNote:
         """Read the note; empty if it is missing, invalid, or the checkpoint is on no disk of this machine.
 
         Raises:
-            JournalError: TL-J20, the file can't be read: totals must not restart at zero.
+            JournalError: TL-J20, the file can't be read, or a later version wrote it: totals must not restart at zero.
         """
         try:
             values = json.loads(checkpoint.read_note(name) or "{}")
+            if (version := values.get("v", _VERSION)) != _VERSION:
+                problem, remedy = f"the totals of the batches have format {version}", "Use the version that wrote them."
+                raise JournalError("TL-J20", name, problem, remedy)
             throughput = values.get("throughput")
             totals = tuple(map(BatchTotals.from_json, values.get("totals", ())))
             return cls(totals, throughput and WriteThroughput(*throughput))
@@ -181,7 +185,7 @@ class SinkNote:
             JournalError: TL-J20, the file can't be written.
         """
         totals = [batch_totals.as_json() for batch_totals in self.totals[-_KEPT_BATCHES:]]
-        values = {"v": 1, "totals": totals, "throughput": self.throughput}
+        values = {"v": _VERSION, "totals": totals, "throughput": self.throughput}
         checkpoint.write_note(name, json.dumps(values, separators=(",", ":")), sync=False)
 
     def totals_before(self, batch: int) -> BatchTotals | None:

@@ -78,6 +78,13 @@ def test_a_note_of_somebody_else_counts_nothing(tmp_path: Path, text: str) -> No
     assert SinkNote.read(Checkpoint(str(tmp_path))) == SinkNote()
 
 
+def test_a_note_of_a_later_version_begins_no_new_totals(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path))
+    checkpoint.write_note(SINK_TOTALS, '{"v": 2, "totals": []}', sync=False)
+    with pytest.raises(JournalError, match=r"have format 2. Use the version that wrote them.*TL-J20"):
+        SinkNote.read(checkpoint)
+
+
 def test_a_note_that_can_not_be_read_begins_no_new_totals(tmp_path: Path) -> None:
     (tmp_path / SINK_TOTALS).mkdir()
     place = Checkpoint(str(tmp_path))
