@@ -47,10 +47,10 @@ _LINES: Final = {
 }
 _RIVAL: Final = "mq-bridge"
 _SAID: Final = {
-    "plain": "at least once, no headers",
-    "headers": "at least once, three headers",
-    "once": "exactly once, three headers",
-    "sql": "at least once, a where and a field",
+    "plain": "Towline at least once, no headers",
+    "headers": "Towline at least once, three headers",
+    "once": "Towline exactly once, three headers",
+    "sql": "Towline at least once, a where and a field",
     _RIVAL: "mq-bridge 1.2 tuned, no headers",
     "floor": "floor: decoder and librdkafka",
 }
@@ -73,12 +73,15 @@ class Subject:
     tree: Callable[[], list[int]]
 
 
-def run(count: int = 300_000, rounds: int = 6) -> None:
+def run(count: int = 300_000, rounds: int = 6) -> dict[str, list[float]]:
     """Each in turn, as often as `rounds` says; the first round warms up.
 
     Args:
         count: Messages of a backlog.
         rounds: How often.
+
+    Returns:
+        CPU microseconds a message of each warm round, by subject.
     """
     print(f"ratios: backlogs of {count:,} drained in turns, 150 B\n  {machine()}\n")
     with tempfile.TemporaryDirectory(prefix="towline-bench-") as name, ExitStack() as stack:
@@ -96,6 +99,7 @@ def run(count: int = 300_000, rounds: int = 6) -> None:
         for subject in subjects:
             _print(subject.name, spent[subject.name][1:], spent[_RIVAL][1:])
     print()
+    return {_SAID[name]: [round(micros, 2) for micros in all_rounds[1:]] for name, all_rounds in spent.items()}
 
 
 def _line(stack: ExitStack, rig: Rig, directory: Path, name: str) -> Subject:
@@ -131,7 +135,7 @@ def _print(name: str, own: list[float], rival: list[float]) -> None:
     ratios = sorted(one / other for one, other in zip(own, rival, strict=True))
     least, most = min(own), max(own)
     print(
-        f"  {_SAID[name]:<36} {statistics.median(own):6.2f} us ({least:.2f} to {most:.2f})"
+        f"  {_SAID[name]:<44} {statistics.median(own):6.2f} us ({least:.2f} to {most:.2f})"
         f"   / mq-bridge {statistics.median(ratios):5.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
         flush=True,
     )
