@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench soak fuzz mutants clean style unit audit archive everything
+.PHONY: help setup demo test check lint bench soak fuzz mutants clean site style unit audit pages archive everything
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -45,6 +45,9 @@ style:
 audit:
 	@$(BIN)/python scripts/audit.py
 
+pages:
+	@$(BIN)/python scripts/pages.py
+
 unit:
 	@$(BIN)/pytest -q $(SPREAD) tests/unit
 
@@ -57,12 +60,15 @@ everything: archive
 lint: setup
 	@$(MAKE) --no-print-directory style
 
-check: setup ## style, types, import order, known vulnerabilities and the tests that need no broker; under a minute
-	@$(MAKE) --no-print-directory --jobs 2 style unit audit
+check: setup ## style, types, import order, known vulnerabilities, the site and the tests that need no broker; under a minute
+	@$(MAKE) --no-print-directory --jobs 2 style unit audit pages
 
 test: ## check, and the tests on real brokers; make soak has those that take minutes each
 	@$(PYTHON) scripts/setup.py test
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going style everything
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going style pages everything
+
+site: setup ## the pages for a browser, with search, in site/; a broken link fails
+	@$(MAKE) --no-print-directory pages
 
 bench: setup ## the benchmarks, with their ratios
 	@$(BIN)/python -m benchmarks
@@ -76,6 +82,7 @@ soak: ## two hours: kill -9 of every process at random moments, all long tests, 
 		$(BIN)/python -m towline_prove soak --roles $(ROLES) --guarantee $$guarantee --record docs/proof/soak.jsonl \
 			|| failed=1; \
 	done; \
+	$(BIN)/python scripts/pictures.py || failed=1; \
 	exit $$failed
 
 fuzz: setup ## any bytes for the decoders, guided by coverage; MINUTES=10 for each
@@ -87,5 +94,5 @@ mutants: setup ## small faults in the rooms that keep the promises: the share th
 	@$(BIN)/python scripts/mutants.py --count $(COUNT)
 
 clean: ## remove what was built; .venv and the caches too
-	@rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis src/*.egg-info
+	@rm -rf .venv .tools .cache build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis src/*.egg-info
 	@find . -name __pycache__ -prune -exec rm -rf {} +
