@@ -46,6 +46,7 @@ SHIPPED = {
     "towline/examples/monitoring/alerts.yml",
     "towline/examples/monitoring/dashboard.json",
     "towline/examples/monitoring/prometheus.yml",
+    "towline/examples/production/mosquitto.conf",
     "towline/bridge/draft/template.toml",
     "towline/bridge/profiles/hono.toml",
     "towline/py.typed",
