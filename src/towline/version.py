@@ -34,5 +34,5 @@ def revision() -> str:
 
 
 def release() -> str:
-    """Return version and revision for people: ``0.2.0rc1 (revision 0123456789)``."""
+    """Return version and revision for people: ``0.2.0 (revision 0123456789)``."""
     return f"{version() or 'of an unknown version'} (revision {revision()})"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -56,6 +59,32 @@ def test_links_of_the_documents_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} names {target}"
 
 
+def test_every_page_is_in_the_navigation_of_the_site_as_the_readme_groups_it() -> None:
+    groups = re.findall(r"^- ([A-Z][\w ]+): ((?:.+\n(?:  .+\n)*))", (ROOT / "README.md").read_text(), re.MULTILINE)
+    named = {
+        title: [
+            f"{target}/README.md" if (ROOT / target).is_dir() else target
+            for target in re.findall(r"\]\((.+?)\)", links)
+        ]
+        for title, links in groups
+    }
+    _, *sections = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    assert {
+        t: [page for entry in entries for page in entry.values()] for s in sections for t, entries in s.items()
+    } == named
+    pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in pages if not page.startswith("docs/adr/0")} - {
+        page for s in named.values() for page in s
+    } == set()
+
+
+def test_every_decision_is_listed_with_its_title() -> None:
+    page = (ROOT / "docs" / "adr" / "README.md").read_text()
+    decisions = sorted((ROOT / "docs" / "adr").glob("0*.md"))
+    titles = {path.name: path.read_text().partition("\n")[0].removeprefix("# ") for path in decisions}
+    assert re.findall(r"^- \[(.+)\]\((.+)\)$", page, re.MULTILINE) == [(t, name) for name, t in titles.items()]
+
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -74,6 +103,66 @@ def test_pages_name_commands_and_options_that_exist(capsys: pytest.CaptureFixtur
                 known[called] = capsys.readouterr().out
             assert [word for word in words if word.startswith("--") and word not in known[called]] == [], page.name
     assert len(known) > 10
+
+
+#: Pages with sessions (``console``), and the tests that type them into a terminal.
+TYPED = {
+    "README.md": "integration/bridge/test_first_session.py",
+    "docs/configure.md": "integration/bridge/test_first_session.py",
+    "docs/operate.md": "integration/bridge/test_first_session.py",
+    "docs/publishers.md": "integration/gateway/test_launch.py",
+}
+BLOCKS = [
+    (str(page.relative_to(ROOT)), language, textwrap.dedent(text))
+    for page in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")))
+    for language, text in re.findall(r"^ *```(.*)\n((?:(?! *```).*\n)*) *```$", page.read_text(), re.MULTILINE)
+]
+COMMANDS = [(page, text) for page, language, text in BLOCKS if language == "sh"]
+
+
+def test_every_block_says_what_it_is() -> None:
+    """``console`` is typed by a test, ``sh`` are commands, ``text`` is output, ``py`` is no Python that a test runs."""
+    languages = {"console", "sh", "text", "toml", "python", "py", "java", "json"}
+    assert [(page, text) for page, language, text in BLOCKS if language not in languages] == []
+
+
+def test_every_session_is_typed_by_a_test() -> None:
+    assert {page for page, language, _ in BLOCKS if language == "console"} == set(TYPED)
+    for page, test in TYPED.items():
+        assert f'"{Path(page).name}"' in (text := (ROOT / "tests" / test).read_text()) or f'"{page}"' in text
+
+
+def test_commands_are_those_of_a_shell_and_nothing_else() -> None:
+    for page, text in COMMANDS:
+        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), f"{page}: {text}"
+        assert not re.search(r"^\$ ", text, re.MULTILINE), f"{page}: what a test does not type has no prompt"
+
+
+@pytest.mark.parametrize("command", ["towline schema", "towline key"])
+def test_commands_that_need_no_server_do_what_they_say(command: str, tmp_path: Path) -> None:
+    (text,) = [text for _, text in COMMANDS if command in text]
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-euc", text], cwd=tmp_path, env=environ, check=True)
+    written = {name for line in text.splitlines() for name in re.findall(r"> (\S+)", line)}
+    assert {path.name for path in tmp_path.iterdir() if path.stat().st_size} == written != set()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "pictures").glob("*.svg")), ids=lambda path: path.name)
+def test_a_picture_is_small_and_speaks_for_itself(path: Path) -> None:
+    text = path.read_text()
+    assert len(text) < 12_000
+    assert ET.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"  # noqa: S314  our own
+    assert all(part in text for part in ("<title ", "<desc ", "prefers-color-scheme:dark"))
+    assert [url for url in re.findall(r"https?://[^\"]+", text) if url != "http://www.w3.org/2000/svg"] == []
+
+
+def test_the_picture_of_the_files_names_those_that_the_code_makes() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "src" / "towline").rglob("*.py"))
+    picture = (ROOT / "docs" / "pictures" / "files.svg").read_text()
+    names = re.findall(r'<text class="f[^>]*>([a-z.-][a-z_.-]+)/?<', picture)
+    assert len(names) > 20
+    assert [name for name in names if f'"{name}"' not in source and name != "state_dir"] == []
 
 
 def test_the_readmes_numbers_are_those_of_the_recorded_runs() -> None:

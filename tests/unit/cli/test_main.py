@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import types
@@ -13,7 +14,7 @@ import pytest
 
 from tests.unit.bridge.test_downlink_file import GOOD
 from towline.cli import COMMANDS, main
-from towline.cli.screen import terminal_text
+from towline.cli.screen import is_terminal, terminal_text
 from towline.errors import ConfigError, KafkaError
 from towline.spark import session
 from towline.version import release
@@ -60,7 +61,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ran(capsys, "--version")
     assert code == 0
     assert out == f"towline {release()}\n"
-    assert release().startswith("0.2.0rc1 (revision ")
+    assert release().startswith("0.2.0 (revision ")
 
 
 def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +169,17 @@ def test_nothing_ends_in_a_traceback(
     monkeypatch.setitem(sys.modules, "towline.cli.fake", module)
     monkeypatch.setitem(COMMANDS, "fake", "fails")
     assert ran(capsys, "fake") == (code, "", line)
+
+
+@pytest.mark.parametrize(("term", "redrawn"), [("xterm", True), ("dumb", False), ("unknown", False)])
+def test_which_terminal_can_be_redrawn(monkeypatch: pytest.MonkeyPatch, term: str, *, redrawn: bool) -> None:
+    main, side = os.openpty()
+    with os.fdopen(main, "rb"), os.fdopen(side, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setenv("TERM", term)
+        assert is_terminal() is redrawn
+        monkeypatch.delenv("TERM")
+        assert not is_terminal()
 
 
 def test_marks_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
