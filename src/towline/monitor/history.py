@@ -3,7 +3,7 @@
 A line of ``history.jsonl`` is a JSON object with its time in seconds since 1970 under ``t``, and one of
 
     lines    line → [messages/s in, messages/s out, waiting, age of the oldest in s, duration of the last batch in s]
-    fault    {"line", "part", "text"}: begins; without "text" it has ended
+    fault    {"line", "part", "text"}: begins, at "since" if that was earlier; without "text" it has ended
     action   {"line", "action", "by"}: a person did this on the page
     start    the bridge has started, and every fault before has ended
 

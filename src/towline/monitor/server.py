@@ -2,7 +2,7 @@
 
 One thread accepts and moves bytes, and at most `_MAX_CLIENTS` threads build answers. Clients are accepted at a limited
 rate, a slow one is disconnected, and one too many is rejected. So the cost is bounded, and an attack stalls this server
-only. What is below ``/page/`` may take longer, once its whole request is there: its handlers admit users only.
+only. What is below ``/page/`` may take longer, once its whole request is there, within places of its own.
 """
 
 from __future__ import annotations

@@ -268,6 +268,14 @@ def test_the_stream_has_the_table_and_the_line_of_the_page(opened: Open) -> None
     wait_until(lambda: next(stream)[1].get("level") == "warn", what="the broker's outage")
 
 
+def test_a_state_of_a_running_bridge_reads_no_checkpoint(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its saved account is of the moment of its status; the notes on disk are newer."""
+    browser, directories = opened(link_key=KEY).sign_in(), list[Path]()
+    monkeypatch.setattr("towline.bridge.runtime.state.read_notes", directories.append)
+    assert next(events(browser))[1]["lines"][0]["adds_up"] is True
+    assert directories == []
+
+
 def test_nothing_is_read_while_no_page_is_open(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[float] = []
 

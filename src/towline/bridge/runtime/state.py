@@ -113,9 +113,9 @@ class LineView:
 
     @classmethod
     def from_saved(cls, directory: Path, saved: Mapping[str, Any]) -> LineView:
-        """Return the view of a line from its directory and ``bridge.json``, without a status of the gateway."""
+        """Return the view of a line from its directory and ``bridge.json``, without batch totals and status."""
         saved_fields = {name: saved[name] for name in _SAVED_LINE_FIELDS if name in saved}
-        return cls(directory.name, directory=directory, notes=read_notes(directory), **saved_fields)
+        return cls(directory.name, directory=directory, **saved_fields)
 
     def update_status(self, status: Mapping[str, Any], notes: LineNotes | None) -> None:
         """Store a new status of the gateway, and the batch totals that were read before it."""

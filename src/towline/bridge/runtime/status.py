@@ -103,7 +103,10 @@ def _line_status(
     """
     saved_line: dict[str, Any] = {"query": _UNKNOWN_LINE, **saved_state["lines"].get(state_dir.name, {})}
     view = state.LineView.from_saved(state_dir, saved_line)
-    status = _ask_gateways(view, saved_line) if ask else _last_status(view, saved_line)
+    status = None if ask else _last_status(view, saved_line)
+    if status is None:  # else the saved account is of the same moment, and the notes are newer
+        view.notes = state.read_notes(state_dir)
+        status = _ask_gateways(view, saved_line) if ask else None
     if not (running and status):
         view.behind = view.hidden = None
     member_names = dict(identity.gateway_directories(state_dir)) if client_ids is None else client_ids
@@ -120,7 +123,7 @@ def _line_status(
         "drained": identity.is_drained(state_dir, client_ids),
     }
     last_status = saved_line.get("gateway")
-    if status and not ask:  # the notes on disk are newer than this status
+    if status and not ask:
         line_status["account"], line_status["sentence"] = saved_line.get("account"), saved_line.get("sentence")
     elif status and (account := view.account_from(status)):
         line_status["account"], line_status["sentence"] = account.as_json(), account.sentence()
